@@ -1,1 +1,18 @@
-//! taper
+//! The networks of the DecGD paper and the training ops they need, for candle.
+//!
+//! Models are built through [`candle_nn::VarBuilder`] on a seeded backend ([`Params`]): the initial value of a
+//! parameter depends on the seed and its name and on nothing else. Names and layouts equal PyTorch's, so
+//! safetensors weights move both ways. The ops in [`ops`] have forward and backward passes of their own where
+//! candle's are wrong or slow on the CPU.
+
+mod error;
+pub mod init;
+pub mod model;
+pub mod ops;
+pub mod registry;
+pub mod rng;
+
+pub use error::{Error, Result};
+pub use init::Params;
+pub use model::{Loss, Mode, Model, Task};
+pub use registry::Registry;

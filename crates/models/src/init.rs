@@ -1,0 +1,203 @@
+//! Seeded parameters: a `VarBuilder` backend whose values depend on (seed, name) only.
+use crate::{Error, Result, rng::Rng};
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The named parameters and buffers of a model, always in the order of their names.
+///
+/// ```
+/// # fn main() -> candle_core::Result<()> {
+/// use candle_core::{DType, Device};
+/// let params = taper_models::Params::new(1);
+/// let vb = params.builder(DType::F32, &Device::Cpu);
+/// let fc = candle_nn::linear(4, 2, vb.pp("fc"))?; // any model written against VarBuilder
+/// let names: Vec<String> = params.vars().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["fc.bias", "fc.weight"]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Params {
+    seed: u64,
+    vars: Arc<Mutex<BTreeMap<String, Var>>>,
+}
+
+impl Params {
+    /// No parameters yet; those to come are drawn from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, vars: Arc::default() }
+    }
+
+    /// A builder that creates what it is asked for here.
+    pub fn builder(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
+        VarBuilder::from_backend(Box::new(self.clone()), dtype, device.clone())
+    }
+
+    /// Everything by name: trainable parameters and buffers.
+    pub fn vars(&self) -> Vec<(String, Var)> {
+        self.lock().iter().map(|(name, var)| (name.clone(), var.clone())).collect()
+    }
+
+    /// The trainable parameters by name.
+    pub fn trainable(&self) -> Vec<(String, Var)> {
+        self.vars().into_iter().filter(|(name, _)| !is_buffer(name)).collect()
+    }
+
+    /// The number of trainable numbers.
+    pub fn count(&self) -> usize {
+        self.trainable().iter().map(|(_, var)| var.elem_count()).sum()
+    }
+
+    /// Sets every parameter and buffer from `tensors`. Nothing changes unless names and shapes all fit.
+    pub fn set(&self, tensors: &HashMap<String, Tensor>) -> Result<()> {
+        let vars = self.lock();
+        let misshapen = |(name, var): (&String, &Var)| {
+            let found = tensors.get(name)?;
+            (found.shape() != var.shape())
+                .then(|| format!("{name}: expected {:?}, found {:?}", var.dims(), found.dims()))
+        };
+        let mut extra: Vec<_> = tensors.keys().filter(|name| !vars.contains_key(*name)).cloned().collect();
+        extra.sort_unstable();
+        let missing: Vec<_> = vars.keys().filter(|name| !tensors.contains_key(*name)).cloned().collect();
+        let misshapen: Vec<_> = vars.iter().filter_map(misshapen).collect();
+        if !(missing.is_empty() && extra.is_empty() && misshapen.is_empty()) {
+            return Err(Error::Weights { missing, extra, misshapen });
+        }
+        let values =
+            vars.iter().map(|(name, var)| tensors[name].to_dtype(var.dtype())?.to_device(var.device()));
+        let values = values.collect::<candle_core::Result<Vec<_>>>()?;
+        for (var, value) in vars.values().zip(values) {
+            var.set(&value)?;
+        }
+        Ok(())
+    }
+
+    /// Loads a safetensors file of PyTorch's names and shapes.
+    pub fn load(&self, path: &Path) -> Result<()> {
+        self.set(&candle_core::safetensors::load(path, &Device::Cpu)?)
+    }
+
+    /// Saves a safetensors file that PyTorch's `load_state_dict` accepts.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let tensors: HashMap<_, _> =
+            self.vars().into_iter().map(|(n, v)| (n, v.as_tensor().clone())).collect();
+        Ok(candle_core::safetensors::save(&tensors, path)?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Var>> {
+        // A panic elsewhere cannot leave the map half changed: every insertion is one call.
+        self.vars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Running statistics: saved with the parameters, changed by the forward pass, never by an optimizer.
+pub fn is_buffer(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    matches!(last, "running_mean" | "running_var" | "num_batches_tracked")
+}
+
+impl SimpleBackend for Params {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let mut vars = self.lock();
+        if let Some(var) = vars.get(name) {
+            if var.shape() != &shape {
+                candle_core::bail!(
+                    "`{name}` exists with shape {:?} and is asked for with {shape:?}",
+                    var.shape()
+                )
+            }
+            return Ok(var.as_tensor().clone());
+        }
+        let values = draw(&shape, init, Rng::new(self.seed, "init", name, 0));
+        let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
+        let tensor = var.as_tensor().clone();
+        vars.insert(name.to_owned(), var);
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        match self.lock().get(name) {
+            Some(var) => Ok(var.as_tensor().clone()),
+            None => candle_core::bail!("no parameter `{name}` and no shape to make it with"),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+}
+
+/// Initial values in f64; the caller rounds them to the parameter's dtype.
+fn draw(shape: &Shape, init: Init, mut rng: Rng) -> Vec<f64> {
+    use candle_nn::init::NormalOrUniform::{Normal, Uniform};
+    let n = shape.elem_count();
+    let mut uniform = |lo: f64, up: f64| (0..n).map(|_| lo + (up - lo) * rng.uniform()).collect();
+    match init {
+        Init::Const(value) => vec![value; n],
+        Init::Uniform { lo, up } => uniform(lo, up),
+        Init::Kaiming { dist: Uniform, fan, non_linearity } => {
+            let bound = 3f64.sqrt() * non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            uniform(-bound, bound)
+        }
+        Init::Randn { mean, stdev } => (0..n).map(|_| mean + stdev * rng.normal()).collect(),
+        Init::Kaiming { dist: Normal, fan, non_linearity } => {
+            let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            (0..n).map(|_| stdev * rng.normal()).collect()
+        }
+    }
+}
+
+/// PyTorch's default for the weights and biases of a linear or convolution layer: U(±1/√fan_in).
+pub fn torch_uniform(fan_in: usize) -> Init {
+    let bound = 1.0 / (fan_in.max(1) as f64).sqrt();
+    Init::Uniform { lo: -bound, up: bound }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_do_not_depend_on_the_order_of_construction() -> candle_core::Result<()> {
+        let make = |names: [&str; 2]| {
+            let params = Params::new(3);
+            let vb = params.builder(DType::F32, &Device::Cpu);
+            for name in names {
+                vb.get_with_hints((3, 5), name, torch_uniform(5))?;
+            }
+            params.vars().into_iter().map(|(_, v)| v.flatten_all()?.to_vec1::<f32>()).collect()
+        };
+        let (a, b): (candle_core::Result<Vec<_>>, _) = (make(["a", "b"]), make(["b", "a"]));
+        let a = a?;
+        assert_eq!(a, b?);
+        assert_ne!(a[0], a[1]);
+        assert!(a.iter().flatten().all(|v| v.abs() <= 0.2f32.sqrt()));
+        Ok(())
+    }
+
+    #[test]
+    fn wrong_weights_are_listed_and_change_nothing() -> Result<()> {
+        let params = Params::new(3);
+        let vb = params.builder(DType::F32, &Device::Cpu);
+        vb.get_with_hints(2, "a", candle_nn::init::ONE)?;
+        vb.get_with_hints(2, "b", candle_nn::init::ONE)?;
+        let zeros = |n: usize| Tensor::zeros(n, DType::F32, &Device::Cpu);
+        let wrong = HashMap::from([("a".into(), zeros(3)?), ("c".into(), zeros(2)?)]);
+        let message = params.set(&wrong).unwrap_err().to_string();
+        for part in ["missing: b", "not in the model: c", "a: expected [2], found [3]"] {
+            assert!(message.contains(part), "{message}");
+        }
+        assert_eq!(params.vars()[0].1.to_vec1::<f32>()?, [1.0, 1.0]);
+        Ok(())
+    }
+}

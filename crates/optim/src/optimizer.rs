@@ -1,0 +1,103 @@
+//! The face every optimizer shows: an object-safe trait and the context of a step.
+use crate::{Info, Probe, Result, StateDict};
+use candle_core::backprop::GradStore;
+use serde_json::Value;
+
+/// What a step knows beside the gradients.
+///
+/// ```
+/// use taper_optim::StepContext;
+/// let context = StepContext::new().loss(2.3).lr(0.01).clip_norm(5.0, 0.25);
+/// assert_eq!(context.loss, Some(2.3));
+/// assert!((context.grad_scale - 0.05).abs() < 1e-7);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepContext {
+    /// The loss of the batch the gradients belong to. DecGD and AEGD need it.
+    pub loss: Option<f64>,
+    /// The learning rate of this step instead of the configured one. Groups with a rate of their own keep
+    /// their ratio to it.
+    pub lr: Option<f64>,
+    /// The momentum (β₁ for the Adam family) of this step instead of the configured one.
+    pub momentum: Option<f64>,
+    /// Gradients are multiplied by this inside the kernel.
+    pub grad_scale: f64,
+    /// Gradients are clamped to ± this after scaling.
+    pub grad_limit: f64,
+    /// Whether to collect statistics for [`Optimizer::probe`].
+    pub probe: bool,
+}
+
+impl Default for StepContext {
+    fn default() -> Self {
+        let (grad_scale, grad_limit) = (1.0, f64::INFINITY);
+        Self { loss: None, lr: None, momentum: None, grad_scale, grad_limit, probe: false }
+    }
+}
+
+impl StepContext {
+    /// No loss, the configured rate, no clipping.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// With the loss of the batch.
+    pub fn loss(self, loss: f64) -> Self {
+        Self { loss: Some(loss), ..self }
+    }
+    /// With a learning rate.
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr: Some(lr), ..self }
+    }
+    /// With a momentum.
+    pub fn momentum(self, momentum: f64) -> Self {
+        Self { momentum: Some(momentum), ..self }
+    }
+    /// Scales gradients of global norm `norm` down to `max`, as PyTorch's `clip_grad_norm_` does: by
+    /// max / (norm + 1e-6) where that is below 1.
+    pub fn clip_norm(self, norm: f64, max: f64) -> Self {
+        Self { grad_scale: self.grad_scale * (max / (norm + 1e-6)).min(1.0), ..self }
+    }
+    /// Clamps every gradient entry to ± `limit`.
+    pub fn clip_value(self, limit: f64) -> Self {
+        Self { grad_limit: limit, ..self }
+    }
+    /// With statistics.
+    pub fn probe(self, on: bool) -> Self {
+        Self { probe: on, ..self }
+    }
+}
+
+/// A parameter as the optimizer sees it: for plans and logs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamInfo {
+    /// Its name.
+    pub name: String,
+    /// How many numbers it holds.
+    pub elements: usize,
+    /// The pattern of its group; `None` for the default group.
+    pub group: Option<String>,
+}
+
+/// An optimizer over named parameters, whatever its rule.
+pub trait Optimizer: Send {
+    /// Updates every parameter that has a gradient. After an error nothing has changed.
+    fn step(&mut self, grads: &GradStore, context: &StepContext) -> Result<()>;
+    /// What the registry knows about it.
+    fn info(&self) -> &'static Info;
+    /// Whether a step needs the loss.
+    fn needs_loss(&self) -> bool;
+    /// The hyperparameters of the default group.
+    fn config(&self) -> Value;
+    /// The learning rate of the default group.
+    fn lr(&self) -> f64;
+    /// Replaces the learning rate of the default group; groups with their own keep their ratio to it.
+    fn set_lr(&mut self, lr: f64);
+    /// The parameters with their groups.
+    fn params(&self) -> Vec<ParamInfo>;
+    /// All state: with it, training continues to the bit.
+    fn state_dict(&self) -> Result<StateDict>;
+    /// Replaces all state. State of another optimizer or of other parameters is refused with every difference.
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<()>;
+    /// The statistics of the last step whose context asked for them.
+    fn probe(&self) -> Option<&Probe>;
+}

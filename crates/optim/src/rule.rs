@@ -1,0 +1,262 @@
+//! What an optimizer is: the arithmetic of one element, and scalars prepared once a step.
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// The arithmetic an update is written in: f32 or f64.
+///
+/// No fused multiply-add on purpose: plain operations round alike on every CPU and GPU, so that one rule has one
+/// result.
+pub trait Real:
+    Copy
+    + Debug
+    + PartialOrd
+    + Send
+    + Sync
+    + 'static
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    /// Rounds a host scalar.
+    fn from_f64(value: f64) -> Self;
+    /// Widens.
+    fn to_f64(self) -> f64;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// `self` to the power `exponent`, for `self` ≥ 0.
+    fn pow(self, exponent: Self) -> Self;
+    /// The magnitude.
+    fn abs(self) -> Self;
+
+    /// The larger; `self` when the two compare equal or not at all.
+    #[inline(always)]
+    fn at_least(self, other: Self) -> Self {
+        if other > self { other } else { self }
+    }
+    /// The smaller; `self` when the two compare equal or not at all.
+    #[inline(always)]
+    fn at_most(self, other: Self) -> Self {
+        if other < self { other } else { self }
+    }
+}
+
+macro_rules! real {
+    ($t:ty) => {
+        impl Real for $t {
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                value as $t
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                <$t>::sqrt(self)
+            }
+            #[inline(always)]
+            fn pow(self, exponent: Self) -> Self {
+                <$t>::powf(self, exponent)
+            }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                <$t>::abs(self)
+            }
+        }
+    };
+}
+real!(f32);
+real!(f64);
+
+/// The numbers a rule hands to its kernel, computed in f64 and rounded once. Made by [`scalars!`](crate::scalars).
+pub trait Scalars: Copy + Debug + Send + Sync + 'static {
+    /// The same numbers in the kernel's precision.
+    type In<F: Real>: Copy + Debug + Send + Sync;
+    /// Rounds every number.
+    fn round<F: Real>(self) -> Self::In<F>;
+}
+
+/// Declares the scalars of a rule: a struct generic over its precision, f64 on the host.
+///
+/// ```
+/// taper_optim::scalars! {
+///     /// What the kernel of plain gradient descent needs.
+///     pub struct Step { lr }
+/// }
+/// let rounded: Step<f32> = taper_optim::rule::Scalars::round(Step { lr: 0.1 });
+/// assert_eq!(rounded.lr, 0.1f32);
+/// ```
+#[macro_export]
+macro_rules! scalars {
+    ($(#[$doc:meta])* $vis:vis struct $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        $vis struct $name<F = f64> { $($(#[$field_doc])* #[allow(missing_docs)] pub $field: F),* }
+        impl $crate::rule::Scalars for $name {
+            type In<F: $crate::rule::Real> = $name<F>;
+            fn round<F: $crate::rule::Real>(self) -> $name<F> {
+                $name { $($field: F::from_f64(self.$field)),* }
+            }
+        }
+    };
+}
+
+/// What a registry knows about an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Info {
+    /// The name in recipes.
+    pub name: &'static str,
+    /// One line about it.
+    pub about: &'static str,
+    /// The paper that introduced it.
+    pub paper: &'static str,
+    /// The year of that paper.
+    pub year: u16,
+    /// The update as a formula.
+    pub formula: &'static str,
+}
+
+/// A hyperparameter outside its range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The hyperparameter.
+    pub key: &'static str,
+    /// What was expected and found.
+    pub message: String,
+}
+
+/// The hyperparameters of a rule: a struct with serde, documented fields and a `Default`.
+pub trait Config:
+    Serialize + DeserializeOwned + Default + Clone + Debug + PartialEq + Send + Sync + 'static
+{
+    /// The base learning rate.
+    fn lr(&self) -> f64;
+    /// Refuses values outside their ranges.
+    fn check(&self) -> Result<(), Invalid>;
+}
+
+/// Refuses `value` unless `ok`; for [`Config::check`].
+pub fn require(ok: bool, key: &'static str, expected: &str, found: f64) -> Result<(), Invalid> {
+    if ok { Ok(()) } else { Err(Invalid { key, message: format!("expected {expected}, found {found}") }) }
+}
+
+/// Checks that hold for every rule that has these hyperparameters.
+pub mod ranges {
+    use super::{Invalid, require};
+
+    /// A finite rate of at least 0.
+    pub fn lr(value: f64) -> Result<(), Invalid> {
+        require(value >= 0.0 && value.is_finite(), "lr", "a finite number of at least 0", value)
+    }
+    /// A finite decay of at least 0.
+    pub fn weight_decay(value: f64) -> Result<(), Invalid> {
+        require(value >= 0.0 && value.is_finite(), "weight_decay", "a finite number of at least 0", value)
+    }
+    /// An averaging coefficient in [0, 1).
+    pub fn fraction(key: &'static str, value: f64) -> Result<(), Invalid> {
+        require((0.0..1.0).contains(&value), key, "a number in [0, 1)", value)
+    }
+    /// A finite number of at least 0.
+    pub fn at_least_zero(key: &'static str, value: f64) -> Result<(), Invalid> {
+        require(value >= 0.0 && value.is_finite(), key, "a finite number of at least 0", value)
+    }
+}
+
+/// What a rule may look at when it prepares a step of one parameter.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    /// The number of this step, from 1, counted for this parameter.
+    pub t: u64,
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// The momentum a schedule asks for instead of the configured one.
+    pub momentum: Option<f64>,
+    /// The loss of the batch; always there for rules with [`Rule::NEEDS_LOSS`].
+    pub loss: Option<f64>,
+    /// The sums of [`Rule::reduce`] over all parameters of the step.
+    pub sums: [f64; SUMS],
+}
+
+/// The most state buffers a rule may have.
+pub const MAX_BUFFERS: usize = 4;
+/// The number of sums a reduction makes.
+pub const SUMS: usize = 2;
+
+/// Why a step was refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// No loss was given.
+    MissingLoss,
+    /// f + c is not positive and finite.
+    Loss {
+        /// The loss f.
+        loss: f64,
+        /// The constant c.
+        c: f64,
+    },
+}
+
+/// √(f + c) for the rules that follow the loss.
+pub fn root_of_loss(loss: Option<f64>, c: f64) -> Result<f64, Refusal> {
+    let loss = loss.ok_or(Refusal::MissingLoss)?;
+    let sum = loss + c;
+    if sum > 0.0 && sum.is_finite() { Ok(sum.sqrt()) } else { Err(Refusal::Loss { loss, c }) }
+}
+
+/// An optimizer's arithmetic. Everything else (groups, state, clipping, threads, saving) is the
+/// [driver](crate::Optim)'s.
+pub trait Rule: Debug + Send + Sync + 'static {
+    /// The hyperparameters.
+    type Config: Config;
+    /// What `prepare` hands to `update`.
+    type Scalars: Scalars;
+
+    /// Whether [`Rule::prepare`] needs the loss.
+    const NEEDS_LOSS: bool = false;
+    /// Names of the numbers kept for every parameter between steps, beside its buffers.
+    const MEMORY: &'static [&'static str] = &[];
+    /// Whether [`Rule::reduce`] is to be summed before `prepare`.
+    const REDUCES: bool = false;
+    /// What [`Rule::observe`] shows, if it shows something.
+    const OBSERVED: Option<&'static str> = None;
+
+    /// The names this rule is registered under, each with its defaults: SGD is `sgd`, `sgdm` and `nag`.
+    fn names() -> Vec<(&'static Info, Self::Config)>;
+
+    /// The record that fits a configuration.
+    fn info(config: &Self::Config) -> &'static Info;
+
+    /// The names of the state buffers, each as large as the parameter.
+    fn buffers(config: &Self::Config) -> &'static [&'static str];
+
+    /// What the buffers hold before the first step, in the order of [`Rule::buffers`].
+    fn start(_config: &Self::Config, _input: &Input) -> Result<[f64; MAX_BUFFERS], Refusal> {
+        Ok([0.0; MAX_BUFFERS])
+    }
+
+    /// The scalars of a step; `memory` has one number for each name in [`Rule::MEMORY`], 0 at first.
+    fn prepare(config: &Self::Config, input: &Input, memory: &mut [f64]) -> Result<Self::Scalars, Refusal>;
+
+    /// One element: takes the parameter, its gradient and its buffers, returns the new parameter.
+    fn update<F: Real>(s: &<Self::Scalars as Scalars>::In<F>, x: F, g: F, state: &mut [F]) -> F;
+
+    /// One element's share of the sums in [`Input::sums`].
+    fn reduce(_x: f64, _g: f64, _state: &[f64]) -> [f64; SUMS] {
+        [0.0; SUMS]
+    }
+
+    /// One element of the quantity named by [`Rule::OBSERVED`], after the step with scalars `s`.
+    fn observe(_s: &Self::Scalars, _state: &[f64]) -> f64 {
+        0.0
+    }
+
+    /// Numbers about the whole step worth showing.
+    fn report(_s: &Self::Scalars) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+}

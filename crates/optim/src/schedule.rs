@@ -1,0 +1,349 @@
+//! Schedules: what the learning rate or the momentum is multiplied by over time.
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// A factor as a function of time, counted in steps or epochs from 0.
+///
+/// ```
+/// use taper_optim::Schedule;
+/// let schedule = Schedule::Milestones { at: vec![150], factor: 0.1 };
+/// assert_eq!(schedule.factor(149, 200), 1.0);
+/// assert_eq!(schedule.factor(150, 200), 0.1);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Schedule {
+    /// Always 1.
+    #[default]
+    Constant,
+    /// Multiplied by `factor` at each of the times `at`.
+    Milestones {
+        /// When, ascending.
+        at: Vec<u64>,
+        /// By what.
+        factor: f64,
+    },
+    /// From 1 along half a cosine to `end` after `length`, then constant.
+    Cosine {
+        /// How long; the whole run unless given.
+        length: Option<u64>,
+        /// The last factor.
+        end: f64,
+    },
+    /// From `start` linearly to 1, reached at the `length`-th step or epoch, then constant.
+    Warmup {
+        /// How long.
+        length: u64,
+        /// The factor the line starts from (one unit of time before the first).
+        start: f64,
+    },
+    /// (1 - t/length)^power from 1 to `end`, then constant.
+    Polynomial {
+        /// How long; the whole run unless given.
+        length: Option<u64>,
+        /// The exponent; 1 is a straight line.
+        power: f64,
+        /// The last factor.
+        end: f64,
+    },
+    /// 1/√t with t from 1: the η/√t and γ/√t of the DecGD paper's theorems.
+    InverseSqrt,
+    /// ratio^(t-1) with t from 1: the γλ^(t-1) of the paper's corollary.
+    Geometric {
+        /// The ratio.
+        ratio: f64,
+    },
+    /// Multiplied by `factor` whenever the metric has not improved by `min_delta` for more than `patience`
+    /// evaluations.
+    Plateau {
+        /// By what.
+        factor: f64,
+        /// Evaluations without improvement that are borne.
+        patience: u64,
+        /// What counts as an improvement.
+        min_delta: f64,
+        /// The smallest factor.
+        end: f64,
+    },
+    /// One schedule after another, each starting at its own time 0.
+    Sequence {
+        /// The parts; the last runs to the end.
+        parts: Vec<Part>,
+    },
+}
+
+/// A part of a [`Schedule::Sequence`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// How long it runs before the next takes over.
+    pub until: u64,
+    /// What runs.
+    pub schedule: Schedule,
+}
+
+impl Schedule {
+    /// The factor at time `t` (from 0) of a run that lasts `total`. A plateau's factor is its [`Scheduler`]'s.
+    pub fn factor(&self, t: u64, total: u64) -> f64 {
+        let progress = |length: &Option<u64>| {
+            let length = length.unwrap_or(total).max(1);
+            t.min(length) as f64 / length as f64
+        };
+        match self {
+            Self::Constant | Self::Plateau { .. } => 1.0,
+            Self::Milestones { at, factor } => {
+                // Repeated multiplication, as a rate that is divided by ten at each milestone.
+                at.iter().filter(|at| **at <= t).fold(1.0, |f, _| f * factor)
+            }
+            Self::Cosine { length, end } => {
+                end + (1.0 - end) * 0.5 * (1.0 + (std::f64::consts::PI * progress(length)).cos())
+            }
+            Self::Warmup { length, start } => {
+                start + (1.0 - start) * ((t + 1) as f64 / (*length).max(1) as f64).min(1.0)
+            }
+            Self::Polynomial { length, power, end } => {
+                end + (1.0 - end) * (1.0 - progress(length)).powf(*power)
+            }
+            Self::InverseSqrt => 1.0 / ((t + 1) as f64).sqrt(),
+            Self::Geometric { ratio } => ratio.powf(t as f64),
+            Self::Sequence { parts } => {
+                let mut start = 0;
+                for (i, part) in parts.iter().enumerate() {
+                    if t < part.until || i + 1 == parts.len() {
+                        let end = if i + 1 == parts.len() { total } else { part.until };
+                        return part.schedule.factor(t - start, end.saturating_sub(start));
+                    }
+                    start = part.until;
+                }
+                1.0
+            }
+        }
+    }
+
+    /// A schedule of the given kind with its defaults; `None` for an unknown kind.
+    fn of_kind(kind: &str) -> Option<Self> {
+        Some(match kind {
+            "constant" => Self::Constant,
+            "milestones" => Self::Milestones { at: Vec::new(), factor: 0.1 },
+            "cosine" => Self::Cosine { length: None, end: 0.0 },
+            "warmup" => Self::Warmup { length: 1, start: 0.0 },
+            "polynomial" => Self::Polynomial { length: None, power: 1.0, end: 0.0 },
+            "inverse_sqrt" => Self::InverseSqrt,
+            "geometric" => Self::Geometric { ratio: 1.0 },
+            "plateau" => Self::Plateau { factor: 0.1, patience: 10, min_delta: 0.0, end: 0.0 },
+            "sequence" => Self::Sequence { parts: Vec::new() },
+            _ => return None,
+        })
+    }
+
+    /// The kinds a recipe can name.
+    pub const KINDS: [&'static str; 9] = [
+        "constant",
+        "milestones",
+        "cosine",
+        "warmup",
+        "polynomial",
+        "inverse_sqrt",
+        "geometric",
+        "plateau",
+        "sequence",
+    ];
+
+    /// A schedule from a recipe's map; missing values take their defaults, unknown keys are errors.
+    pub fn from_map(map: &Map<String, Value>) -> Result<Self> {
+        let invalid = |key: &str, message: String| Error::Hyperparameter {
+            optimizer: "schedule".into(),
+            key: key.into(),
+            message,
+        };
+        let kind = map.get("kind").map_or(Some("constant"), Value::as_str).unwrap_or("");
+        let Some(base) = Self::of_kind(kind) else {
+            let known = Self::KINDS.join(", ");
+            return Err(invalid("kind", format!("expected one of {known}, found {}", map["kind"])));
+        };
+        let Ok(Value::Object(mut merged)) = serde_json::to_value(base) else { return Ok(Self::Constant) };
+        for (key, value) in map {
+            let known = merged.keys().cloned().collect();
+            let Some(slot) = merged.get_mut(key) else {
+                let optimizer = format!("schedule {kind}");
+                return Err(Error::UnknownHyperparameter { optimizer, key: key.clone(), known });
+            };
+            *slot = match (key.as_str(), value) {
+                ("parts", Value::Array(parts)) => parts.iter().map(part).collect::<Result<_>>()?,
+                _ => value.clone(),
+            };
+            if let Err(e) = serde_json::from_value::<Self>(Value::Object(merged.clone())) {
+                return Err(invalid(key, e.to_string()));
+            }
+        }
+        let schedule: Self =
+            serde_json::from_value(Value::Object(merged)).map_err(|e| invalid("kind", e.to_string()))?;
+        schedule.check().map_err(|(key, message)| invalid(key, message))?;
+        Ok(schedule)
+    }
+
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let finite = |key, value: f64| match value >= 0.0 && value.is_finite() {
+            true => Ok(()),
+            false => Err((key, format!("expected a finite number of at least 0, found {value}"))),
+        };
+        let ascending = |key, mut times: std::slice::Windows<'_, u64>| match times.all(|w| w[0] < w[1]) {
+            true => Ok(()),
+            false => Err((key, "expected ascending times".to_owned())),
+        };
+        match self {
+            Self::Constant | Self::InverseSqrt => Ok(()),
+            Self::Milestones { at, factor } => ascending("at", at.windows(2)).and(finite("factor", *factor)),
+            Self::Cosine { end, .. } => finite("end", *end),
+            Self::Warmup { start, .. } => finite("start", *start),
+            Self::Polynomial { power, end, .. } => finite("power", *power).and(finite("end", *end)),
+            Self::Geometric { ratio } => finite("ratio", *ratio),
+            Self::Plateau { factor, min_delta, end, .. } => {
+                finite("factor", *factor).and(finite("min_delta", *min_delta)).and(finite("end", *end))
+            }
+            Self::Sequence { parts } => {
+                let times: Vec<u64> = parts.iter().map(|p| p.until).collect();
+                if parts.is_empty() {
+                    return Err(("parts", "expected at least one part".to_owned()));
+                }
+                if parts.iter().any(|p| matches!(p.schedule, Self::Plateau { .. })) {
+                    return Err((
+                        "parts",
+                        "expected schedules of time; a plateau follows a metric".to_owned(),
+                    ));
+                }
+                ascending("parts", times.windows(2))?;
+                parts.iter().try_for_each(|p| p.schedule.check())
+            }
+        }
+    }
+}
+
+/// A part's inner schedule with its defaults filled in.
+fn part(value: &Value) -> Result<Value> {
+    let mut value = value.clone();
+    if let Some(Value::Object(inner)) = value.get("schedule") {
+        value["schedule"] = serde_json::to_value(Schedule::from_map(inner)?).unwrap_or(Value::Null);
+    }
+    Ok(value)
+}
+
+/// What a schedule's time counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Per {
+    /// Optimizer steps.
+    Step,
+    /// Epochs.
+    #[default]
+    Epoch,
+}
+
+/// The memory of a plateau; part of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlateauState {
+    /// The best metric so far (lower is better).
+    pub best: Option<f64>,
+    /// Evaluations since.
+    pub bad: u64,
+    /// The factor now.
+    pub factor: f64,
+}
+
+/// A schedule in use: pure for all kinds but the plateau, whose state it keeps.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    schedule: Schedule,
+    /// The plateau's memory; unused by other kinds.
+    pub state: PlateauState,
+}
+
+impl Scheduler {
+    /// At the start.
+    pub fn new(schedule: Schedule) -> Self {
+        Self { schedule, state: PlateauState { best: None, bad: 0, factor: 1.0 } }
+    }
+
+    /// The factor at time `t` of `total`.
+    pub fn factor(&self, t: u64, total: u64) -> f64 {
+        match self.schedule {
+            Schedule::Plateau { .. } => self.state.factor,
+            _ => self.schedule.factor(t, total),
+        }
+    }
+
+    /// Takes note of an evaluation; lower is better.
+    pub fn observe(&mut self, metric: f64) {
+        let Schedule::Plateau { factor, patience, min_delta, end } = self.schedule else { return };
+        let state = &mut self.state;
+        // NaN is no improvement.
+        if state.best.is_none_or(|best| metric < best - min_delta) && !metric.is_nan() {
+            (state.best, state.bad) = (Some(metric), 0);
+        } else {
+            state.bad += 1;
+            if state.bad > patience {
+                (state.factor, state.bad) = ((state.factor * factor).max(end), 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(value: Value) -> Result<Schedule> {
+        Schedule::from_map(value.as_object().unwrap())
+    }
+
+    #[test]
+    fn factors_follow_their_formulas() {
+        let cases = [
+            (json!({"kind": "milestones", "at": [100, 145]}), 145, 0.1 * 0.1),
+            (json!({"kind": "cosine"}), 0, 1.0),
+            (json!({"kind": "cosine", "end": 0.2}), 100, 0.6),
+            (json!({"kind": "cosine"}), 200, 0.0),
+            (json!({"kind": "warmup", "length": 4}), 0, 0.25),
+            (json!({"kind": "warmup", "length": 4}), 9, 1.0),
+            (json!({"kind": "polynomial", "power": 2.0}), 100, 0.25),
+            (json!({"kind": "inverse_sqrt"}), 3, 0.5),
+            (json!({"kind": "geometric", "ratio": 0.5}), 3, 0.125),
+            (
+                json!({"kind": "sequence", "parts": [
+                    {"until": 10, "schedule": {"kind": "warmup", "length": 10}},
+                    {"until": 200, "schedule": {"kind": "cosine"}},
+                ]}),
+                105,
+                0.5,
+            ),
+        ];
+        for (map, t, expected) in cases {
+            let factor = parse(map.clone()).unwrap().factor(t, 200);
+            // One rounding of a cosine or a power.
+            assert!((factor - expected).abs() < 1e-15, "{map}: {factor}");
+        }
+    }
+
+    #[test]
+    fn plateau_drops_after_patience_and_keeps_its_floor() {
+        let mut s = Scheduler::new(parse(json!({"kind": "plateau", "patience": 1, "end": 0.05})).unwrap());
+        let mut factors = Vec::new();
+        for metric in [1.0, 1.0, 1.0, 0.5, f64::NAN, 0.6, 0.7, 0.8] {
+            s.observe(metric);
+            factors.push(s.factor(0, 0));
+        }
+        assert_eq!(factors, [1.0, 1.0, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let message = |v| parse(v).unwrap_err().to_string();
+        assert!(message(json!({"kind": "cosin"})).contains("expected one of constant"));
+        assert!(message(json!({"kind": "cosine", "ned": 1})).contains("did you mean `end`?"));
+        assert!(message(json!({"kind": "milestones", "at": [3, 2]})).contains("ascending"));
+        assert!(message(json!({"kind": "milestones", "at": "x"})).contains("at:"));
+        assert!(message(json!({"kind": "warmup", "start": -1.0})).contains("at least 0"));
+    }
+}

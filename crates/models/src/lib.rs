@@ -7,6 +7,7 @@
 
 mod error;
 pub mod init;
+mod kernels;
 pub mod model;
 pub mod ops;
 pub mod registry;

@@ -5,8 +5,13 @@
 //! argument ([`Isa`]); callers pass [`Isa::detect`], tests pass each.
 pub(crate) mod buffer;
 pub(crate) mod gemm;
+pub(crate) mod lstm;
+pub(crate) mod multiversion;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod simd;
+pub(crate) mod softmax;
+pub(crate) mod sums;
+pub(crate) mod vmath;
 
 pub(crate) use buffer::Buf;
 

@@ -4,7 +4,7 @@
 //! so that memory sees it once.
 use super::multiversion::multiversion;
 use super::vmath::exp;
-use super::{Isa, Real, as_f32_mut};
+use super::{Isa, Real, as_f32, as_f32_mut};
 
 /// Entries of the gradient below this are made zero, before the denormals of the tails reach a matrix product.
 const TINY: f64 = 1e-30;
@@ -24,12 +24,15 @@ pub(crate) struct Row {
 
 multiversion! {
     /// [`row`] in f32.
-    fn row_f32(row: &mut [f32], t: Row) -> f64 = row_f32_body
+    fn row_f32(row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 = row_f32_body
 }
 
 #[inline(always)]
-fn row_f32_body<const FMA: bool>(row: &mut [f32], t: Row) -> f64 {
+fn row_f32_body<const FMA: bool>(row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 {
     let n = row.len();
+    if let Some(bias) = bias {
+        row.iter_mut().zip(bias).for_each(|(v, b)| *v += *b);
+    }
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = row.as_chunks::<LANES>();
     for chunk in chunks {
@@ -81,15 +84,18 @@ fn row_f32_body<const FMA: bool>(row: &mut [f32], t: Row) -> f64 {
     }
 }
 
-/// Loss of one row of logits, which are replaced by the loss's gradient times `t.scale`.
-pub(crate) fn row<T: Real>(isa: Isa, row: &mut [T], t: Row) -> f64 {
-    if T::IS_F32 { row_f32(isa, as_f32_mut(row), t) } else { row_exact(row, t) }
+/// Loss of one row of logits (plus `bias`, if there is one), which are replaced by the loss's gradient times `t.scale`.
+pub(crate) fn row<T: Real>(isa: Isa, row: &mut [T], bias: Option<&[T]>, t: Row) -> f64 {
+    if T::IS_F32 { row_f32(isa, as_f32_mut(row), bias.map(as_f32), t) } else { row_exact(row, bias, t) }
 }
 
 /// The same in f64 and in the plainest way.
-fn row_exact<T: Real>(row: &mut [T], t: Row) -> f64 {
+fn row_exact<T: Real>(row: &mut [T], bias: Option<&[T]>, t: Row) -> f64 {
     let n = row.len() as f64;
     let mut values: Vec<f64> = row.iter().map(|v| v.to_f64()).collect();
+    if let Some(bias) = bias {
+        values.iter_mut().zip(bias).for_each(|(v, b)| *v += b.to_f64());
+    }
     let max = values.iter().fold(f64::NEG_INFINITY, |m, v| if *v > m { *v } else { m });
     let (at_class, mean) = (values[t.class], values.iter().sum::<f64>() / n);
     values.iter_mut().for_each(|v| *v = (*v - max).exp());
@@ -111,9 +117,9 @@ mod tests {
     /// Every version: the two that dispatch can choose here, and the one for CPUs without fused multiply-add.
     fn versions() -> [(&'static str, fn(&mut [f32], Row) -> f64); 3] {
         [
-            ("best", |row, t| row_f32(Isa::detect(), row, t)),
-            ("portable", |row, t| row_f32(Isa::Portable, row, t)),
-            ("plain", row_f32_body::<false>),
+            ("best", |row, t| row_f32(Isa::detect(), row, None, t)),
+            ("portable", |row, t| row_f32(Isa::Portable, row, None, t)),
+            ("plain", |row, t| row_f32_body::<false>(row, None, t)),
         ]
     }
 
@@ -126,7 +132,7 @@ mod tests {
                         (0..n).map(|i| ((i * 7919 + 13) % 1009) as f32 / 1009.0 * spread).collect();
                     let t = Row { class: n / 2, scale: 0.25, smoothing };
                     let (mut a, mut b) = (x.clone(), x.iter().map(|v| f64::from(*v)).collect::<Vec<_>>());
-                    let (la, lb) = (row_f32(&mut a, t), row_exact(&mut b, t));
+                    let (la, lb) = (row_f32(&mut a, t), row_exact(&mut b, None, t));
                     // The sum of n exponentials in 16 partial sums: n/16 roundings of 6e-8 at worst.
                     assert!((la - lb).abs() <= 1e-6 * (1.0 + lb), "{isa} n={n}: {la} {lb}");
                     let worst = a.iter().zip(&b).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
@@ -140,7 +146,7 @@ mod tests {
     #[test]
     fn what_is_not_a_number_reaches_the_loss() {
         let t = Row { class: 0, scale: 1.0, smoothing: 0.0 };
-        for (isa, row_f32) in versions() {
+        for (_, row_f32) in versions() {
             for bad in [f32::NAN, f32::INFINITY] {
                 assert!(!row_f32(&mut [0.0, bad, 1.0], t).is_finite());
             }

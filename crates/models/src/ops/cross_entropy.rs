@@ -1,8 +1,8 @@
 //! Softmax cross-entropy.
 use super::{dtype_error, indices, shape_error, slice, tensor};
-use crate::Result;
 use crate::kernels::softmax::{Row, row};
 use crate::kernels::{Isa, Real};
+use crate::{Error, Result};
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 use std::sync::Mutex;
@@ -65,7 +65,11 @@ pub(super) fn target_rows(
 ) -> Result<Vec<Option<Row>>> {
     let smoothing = options.label_smoothing;
     if !(0.0..=1.0).contains(&smoothing) {
-        return Err(shape_error(op, "label_smoothing in 0..=1", smoothing.to_string()));
+        return Err(Error::Argument {
+            op,
+            expected: "label_smoothing in 0..=1",
+            found: smoothing.to_string(),
+        });
     }
     let classes = indices(op, targets, classes, options.ignore_index)?;
     let counted = classes.iter().flatten().count();
@@ -80,20 +84,20 @@ pub(super) fn target_rows(
     Ok(classes.into_iter().map(|c| c.map(|class| Row { class, scale, smoothing })).collect())
 }
 
-/// Replaces logits by the gradient of their mean loss, which is returned.
-pub(super) fn in_place<T: Real>(logits: &mut [T], rows: &[Option<Row>], isa: Isa) -> f64 {
-    let classes = logits.len() / rows.len().max(1);
+/// Replaces logits (plus `bias`, if there is one) by the gradient of their mean loss, which is returned.
+pub(super) fn in_place<T: Real>(isa: Isa, logits: &mut [T], bias: Option<&[T]>, rows: &[Option<Row>]) -> f64 {
+    let classes = (logits.len() / rows.len().max(1)).max(1);
     let one = |(logits, target): (&mut [T], &Option<Row>)| match target {
-        Some(target) => row(isa, logits, *target) * target.scale,
+        Some(target) => row(isa, logits, bias, *target) * target.scale,
         None => {
             logits.fill(T::ZERO);
             0.0
         }
     };
     // About 16,000 entries a task: a few microseconds of exponentials.
-    let grain = (16_384 / classes.max(1)).max(1);
-    let losses: Vec<f64> =
-        logits.par_chunks_mut(classes.max(1)).zip(rows).with_min_len(grain).map(one).collect();
+    let grain = (16_384 / classes).max(1);
+    let tasks = logits.par_chunks_mut(classes).zip(rows).with_min_len(grain);
+    let losses: Vec<f64> = tasks.map(one).collect();
     losses.iter().sum()
 }
 
@@ -110,7 +114,7 @@ impl Op {
         layout: &Layout,
     ) -> candle_core::Result<CpuStorage> {
         let mut gradient = slice::<T>(logits, layout)?.to_vec();
-        let loss = in_place(&mut gradient, &self.rows, Isa::detect());
+        let loss = in_place(Isa::detect(), &mut gradient, None, &self.rows);
         if self.wanted {
             let gradient = tensor(gradient, layout.shape())?;
             *self.gradient.lock().unwrap_or_else(|e| e.into_inner()) = Some(gradient);
@@ -158,7 +162,6 @@ fn composed(logits: &Tensor, rows: &[Option<Row>], options: &CrossEntropy) -> ca
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
     use candle_core::{Device, Var};
 
     #[test]

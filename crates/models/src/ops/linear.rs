@@ -1,6 +1,7 @@
 //! A fully connected layer with its bias and ReLU in one op.
-use super::{dtype_error, shape_error, slice, tensor, with_slice};
+use super::{dtype_error, shape_error, slice, with_slice};
 use crate::Result;
+use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Isa, Real};
@@ -141,51 +142,39 @@ impl Linear {
 
     fn backward<T: Real + WithDType>(
         &self,
-        x: &Tensor,
-        w: &Tensor,
+        (x, w, b): (&Tensor, &Tensor, Option<&Tensor>),
         y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
         let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect());
-        let with_g = |g: &[T]| -> candle_core::Result<[Option<Tensor>; 3]> {
-            let db = want_b.then(|| tensor(column_sums(g, n), n));
-            let g = Mat::new(g, m, n);
-            let dx = want_x.then(|| {
-                with_slice::<T, _>(w, |w| {
-                    let mut dx = vec![T::ZERO; m * k];
-                    gemm(isa, g, Mat::new(w, n, k), &mut dx, k, false);
-                    tensor(dx, x.shape())
-                })?
-            });
-            let dw = want_w.then(|| {
-                with_slice::<T, _>(x, |x| {
-                    let mut dw = vec![T::ZERO; n * k];
-                    gemm(isa, g.t(), Mat::new(x, m, k), &mut dw, k, false);
-                    tensor(dw, w.shape())
-                })?
-            });
-            Ok([dx.transpose()?, dw.transpose()?, db.transpose()?])
+        let from = |g: &[T]| {
+            let product = |a: Mat<T>, b: Mat<T>, rows: usize| {
+                let mut c = vec![T::ZERO; rows * k];
+                gemm(isa, a, b, &mut c, k, false);
+                c
+            };
+            let gm = Mat::new(g, m, n);
+            let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(gm, Mat::new(w, n, k), m))?));
+            let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(gm.t(), Mat::new(x, m, k), n))?));
+            let db = b.filter(|_| want_b).map(|b| deliver(b, column_sums(g, n)));
+            Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
         };
         match self.act {
-            Activation::None => with_slice(dy, with_g)?,
-            Activation::Relu => {
-                let g = with_slice::<T, _>(y, |y| with_slice(dy, |dy| masked(dy, y)))??;
-                with_g(&g)
-            }
+            Activation::None => with_slice(dy, from)?,
+            Activation::Relu => from(&with_slice(y, |y| with_slice(dy, |dy| masked(dy, y)))??),
         }
     }
 
     fn bwd_any(
         &self,
-        x: &Tensor,
-        w: &Tensor,
+        operands: (&Tensor, &Tensor, Option<&Tensor>),
         y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
-        match x.dtype() {
-            DType::F64 => self.backward::<f64>(x, w, y, dy),
-            _ => self.backward::<f32>(x, w, y, dy),
+        match dy.dtype() {
+            DType::F64 => self.backward::<f64>(operands, y, dy),
+            _ => self.backward::<f32>(operands, y, dy),
         }
     }
 }
@@ -218,7 +207,7 @@ impl CustomOp2 for Linear {
         y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, _] = self.bwd_any(x, w, y, dy)?;
+        let [dx, dw, _] = self.bwd_any((x, w, None), y, dy)?;
         Ok((dx, dw))
     }
 }
@@ -244,11 +233,11 @@ impl CustomOp3 for Linear {
         &self,
         x: &Tensor,
         w: &Tensor,
-        _: &Tensor,
+        b: &Tensor,
         y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, db] = self.bwd_any(x, w, y, dy)?;
+        let [dx, dw, db] = self.bwd_any((x, w, Some(b)), y, dy)?;
         Ok((dx, dw, db))
     }
 }

@@ -3,11 +3,22 @@
 //! On the CPU each is one candle `CustomOp` over contiguous slices, cut by shape and never by thread count, so
 //! that results are equal bit for bit for any number of threads. On other devices an op is composed of candle's
 //! own where those are right; each op's documentation says so.
+mod activity;
+mod bundle;
 mod cross_entropy;
+mod dropout;
+mod embedding;
 mod linear;
+mod linear_cross_entropy;
+mod lstm;
 
+pub use activity::{mean_square, mean_square_change};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
+pub use dropout::{Mask, dropout, locked_dropout, masked};
+pub use embedding::embedding;
 pub use linear::{Activation, linear};
+pub use linear_cross_entropy::linear_cross_entropy;
+pub use lstm::{LstmState, LstmWeights, lstm};
 
 use crate::Error;
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};

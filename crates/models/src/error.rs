@@ -36,6 +36,16 @@ pub enum Error {
         /// The number of classes or rows.
         bound: usize,
     },
+    /// An argument outside its range.
+    #[error("{op}: expected {expected}, found {found}")]
+    Argument {
+        /// The op that refused.
+        op: &'static str,
+        /// What it takes.
+        expected: &'static str,
+        /// What was given.
+        found: String,
+    },
     /// A model name nobody registered.
     #[error("unknown model `{name}`{}; known: {}", nearest(.name, .known), .known.join(", "))]
     UnknownModel {

@@ -5,13 +5,17 @@
 //! safetensors weights move both ways. The ops in [`ops`] have forward and backward passes of their own where
 //! candle's are wrong or slow on the CPU.
 
+mod backward;
 mod error;
 pub mod init;
+mod kernels;
+pub mod lstm;
 pub mod model;
 pub mod ops;
 pub mod registry;
 pub mod rng;
 
+pub use backward::backward;
 pub use error::{Error, Result};
 pub use init::Params;
 pub use model::{Loss, Mode, Model, Task};

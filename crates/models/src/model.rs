@@ -51,8 +51,8 @@ pub struct Loss {
     pub total: Tensor,
     /// The mean negative log-likelihood alone.
     pub nll: Tensor,
-    /// The logits it was computed from, `[n, classes]`.
-    pub logits: Tensor,
+    /// The logits it was computed from, `[n, classes]`, if the model made them in one piece.
+    pub logits: Option<Tensor>,
 }
 
 /// A network that maps a batch to logits and a loss.
@@ -64,7 +64,7 @@ pub trait Model: Send {
     fn loss(&mut self, input: &Tensor, target: &Tensor, mode: Mode) -> Result<Loss> {
         let logits = self.logits(input, mode)?;
         let nll = crate::ops::cross_entropy(&logits, target, &Default::default())?;
-        Ok(Loss { total: nll.clone(), nll, logits })
+        Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
     }
 
     /// What is carried from one batch to the next (an LSTM's state), by name, for checkpoints.

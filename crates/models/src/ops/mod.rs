@@ -3,11 +3,25 @@
 //! On the CPU each is one candle `CustomOp` over contiguous slices, cut by shape and never by thread count, so
 //! that results are equal bit for bit for any number of threads. On other devices an op is composed of candle's
 //! own where those are right; each op's documentation says so.
+mod activity;
+mod bundle;
 mod cross_entropy;
+mod dropout;
+mod embedding;
+mod linear;
+mod linear_cross_entropy;
+mod lstm;
 
+pub use activity::{mean_square, mean_square_change};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
+pub use dropout::{Mask, dropout, locked_dropout, masked};
+pub use embedding::embedding;
+pub use linear::{Activation, linear};
+pub use linear_cross_entropy::linear_cross_entropy;
+pub use lstm::{LstmState, LstmWeights, lstm};
 
-use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
+use crate::Error;
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
 
 /// The elements of a contiguous CPU operand.
 pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
@@ -28,4 +42,39 @@ pub(crate) fn with_slice<T: WithDType, R>(tensor: &Tensor, f: impl FnOnce(&[T]) 
             candle_core::bail!("expected a tensor on the CPU, found one on {:?}", tensor.device().location())
         }
     }
+}
+
+/// A CPU tensor of these elements.
+pub(crate) fn tensor<T: WithDType>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+    Tensor::from_vec(data, shape.into(), &Device::Cpu)
+}
+
+/// [`Error::Shape`].
+pub(crate) fn shape_error(op: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Error {
+    Error::Shape { op, expected: expected.into(), found: found.into() }
+}
+
+/// [`Error::DType`].
+pub(crate) fn dtype_error(op: &'static str, expected: &'static str, found: DType) -> Error {
+    Error::DType { op, expected, found }
+}
+
+/// The flattened indices of a u32 or i64 tensor, all inside `0..bound`; `None` where one equals `ignore`.
+pub(crate) fn indices(
+    op: &'static str,
+    tensor: &Tensor,
+    bound: usize,
+    ignore: Option<i64>,
+) -> crate::Result<Vec<Option<usize>>> {
+    let values = match tensor.dtype() {
+        DType::U32 => tensor.flatten_all()?.to_vec1::<u32>()?.into_iter().map(i64::from).collect(),
+        DType::I64 => tensor.flatten_all()?.to_vec1::<i64>()?,
+        found => return Err(dtype_error(op, "u32 or i64 for indices", found)),
+    };
+    let check = |(position, index): (usize, i64)| match usize::try_from(index) {
+        _ if ignore == Some(index) => Ok(None),
+        Ok(inside) if inside < bound => Ok(Some(inside)),
+        _ => Err(Error::Index { op, index, position, bound }),
+    };
+    values.into_iter().enumerate().map(check).collect()
 }

@@ -1,0 +1,152 @@
+//! Buffers that are given back and used again: a fresh allocation of megabytes costs a page fault per 4 KB.
+use super::Real;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a cache line, which is also the width of an AVX-512 register.
+const ALIGN: usize = 64;
+
+/// A slice from the pool of its type, aligned to a cache line. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Buf<T: Real> {
+    store: Vec<T>,
+    start: usize,
+    len: usize,
+}
+
+impl<T: Real> Buf<T> {
+    /// `len` elements of arbitrary value: what the last user left.
+    pub fn dirty(len: usize) -> Self {
+        let store = T::pool().take(len + ALIGN / size_of::<T>());
+        // `align_offset` may only fail in const evaluation, with usize::MAX; then any start is as good.
+        let start = store.as_ptr().align_offset(ALIGN).min(store.len() - len);
+        Self { store, start, len }
+    }
+
+    /// `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        let mut buf = Self::dirty(len);
+        buf.fill(T::ZERO);
+        buf
+    }
+
+    /// A copy of `values`.
+    pub fn copy_of(values: &[T]) -> Self {
+        let mut buf = Self::dirty(values.len());
+        buf.copy_from_slice(values);
+        buf
+    }
+}
+
+impl<T: Real> Drop for Buf<T> {
+    fn drop(&mut self) {
+        T::pool().give(std::mem::take(&mut self.store));
+    }
+}
+
+impl<T: Real> Deref for Buf<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.store[self.start..self.start + self.len]
+    }
+}
+
+impl<T: Real> DerefMut for Buf<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.store[self.start..self.start + self.len]
+    }
+}
+
+/// Buffers nobody uses at the moment.
+///
+/// Buffers in use and kept together never exceed the most that was ever in use at once: when a request finds
+/// no kept buffer of its size, the longest-kept ones are freed until the new one fits below that mark. Training
+/// steps ask for the same sizes again and again, so all but the first allocate nothing.
+#[derive(Debug)]
+pub struct Pool<T>(Mutex<State<T>>);
+
+#[derive(Debug)]
+struct State<T> {
+    kept: VecDeque<Vec<T>>,
+    kept_len: usize,
+    used: usize,
+    most_used: usize,
+}
+
+impl<T: Real> Pool<T> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(State { kept: VecDeque::new(), kept_len: 0, used: 0, most_used: 0 }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // No call below can panic half-way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, len: usize) -> Vec<T> {
+        let mut state = self.lock();
+        state.used += len;
+        state.most_used = state.most_used.max(state.used);
+        // The newest first: its lines may still be in the cache.
+        if let Some(i) = state.kept.iter().rposition(|b| b.len() == len)
+            && let Some(found) = state.kept.remove(i)
+        {
+            state.kept_len -= len;
+            return found;
+        }
+        while state.used + state.kept_len > state.most_used
+            && let Some(oldest) = state.kept.pop_front()
+        {
+            state.kept_len -= oldest.len();
+        }
+        drop(state);
+        vec![T::ZERO; len]
+    }
+
+    fn give(&self, store: Vec<T>) {
+        let mut state = self.lock();
+        state.used -= store.len();
+        state.kept_len += store.len();
+        state.kept.push_back(store);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned() {
+        for len in [0, 1, 16, 12_345] {
+            let buf = Buf::<f32>::zeros(len);
+            assert_eq!((buf.len(), buf.as_ptr().addr() % ALIGN), (len, 0));
+            assert!(buf.iter().all(|v| *v == 0.0));
+        }
+    }
+
+    #[test]
+    fn a_buffer_given_back_is_the_next_of_its_size() {
+        let pool = Pool::<f32>::new();
+        let (a, b) = (pool.take(100), pool.take(200));
+        let address = a.as_ptr();
+        pool.give(a);
+        pool.give(b);
+        assert_eq!(pool.take(100).as_ptr(), address);
+    }
+
+    #[test]
+    fn kept_and_used_never_exceed_the_most_used() {
+        let pool = Pool::<f64>::new();
+        let held: Vec<_> = (1..=4).map(|i| pool.take(1000 * i)).collect();
+        held.into_iter().for_each(|b| pool.give(b));
+        for len in [10_000, 700, 9_300, 1000, 5000] {
+            let b = pool.take(len);
+            let state = pool.lock();
+            assert!(state.used + state.kept_len <= state.most_used, "{} {}", state.used, state.kept_len);
+            assert_eq!(state.kept_len, state.kept.iter().map(Vec::len).sum::<usize>());
+            drop(state);
+            pool.give(b);
+        }
+    }
+}

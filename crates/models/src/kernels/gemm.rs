@@ -1,0 +1,184 @@
+//! Matrix products on slices, in parallel, with the same bits for any number of threads.
+use super::{Isa, Real, Shared, par};
+
+/// A matrix in a slice: element (i, j) lies at `i rs + j cs`.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    rs: usize,
+    cs: usize,
+}
+
+impl<'a, T> Mat<'a, T> {
+    /// A row-major matrix whose rows lie `stride` apart.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub fn strided(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(
+            rows == 0 || cols == 0 || data.len() >= (rows - 1) * stride + cols,
+            "matrix beyond its slice"
+        );
+        Self { data, rows, cols, rs: stride, cs: 1 }
+    }
+
+    /// A row-major matrix without gaps.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// The transposed matrix, at no cost.
+    pub fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs, ..self }
+    }
+}
+
+/// C = A B (`add` false) or C += A B, with C row-major, rows `ldc` apart.
+///
+/// # Panics
+/// If the shapes do not fit or `c` is too short.
+pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
+    let (m, n, k) = (a.rows, b.cols, a.cols);
+    assert_eq!(k, b.rows, "inner dimensions");
+    assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
+    if m == 0 || n == 0 {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa.of::<T>() == Isa::Avx512 && b.cs == 1 && fits(m, n, k) {
+        return blocked(
+            (m, n, k),
+            (super::as_f32(a.data), a.rs, a.cs),
+            (super::as_f32(b.data), b.rs),
+            (super::as_f32_mut(c), ldc),
+            add,
+        );
+    }
+    let _ = isa;
+    let parallelism = if m * n * k < 200_000 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) };
+    // SAFETY: the constructors of `Mat` and the assertion above have checked every extent; `c` is borrowed
+    // mutably, so it overlaps neither operand.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            ldc as isize,
+            add,
+            a.data.as_ptr(),
+            a.cs as isize,
+            a.rs as isize,
+            b.data.as_ptr(),
+            b.cs as isize,
+            b.rs as isize,
+            T::ONE,
+            T::ONE,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// Whether our kernel, which does not pack, beats the `gemm` crate: while B stays in the cache.
+#[cfg(target_arch = "x86_64")]
+fn fits(m: usize, n: usize, k: usize) -> bool {
+    n * k <= 1 << 19 && m * k <= 1 << 21
+}
+
+/// The AVX-512 kernel over blocks of rows and panels of 64 columns.
+#[cfg(target_arch = "x86_64")]
+fn blocked(
+    (m, n, k): (usize, usize, usize),
+    (a, rsa, csa): (&[f32], usize, usize),
+    (b, ldb): (&[f32], usize),
+    (c, ldc): (&mut [f32], usize),
+    add: bool,
+) {
+    use super::simd::{Into, PANEL, sgemm};
+    let into = if add { Into::Add } else { Into::Set };
+    if m * n * k < 200_000 {
+        // SAFETY: `gemm` has checked the extents and the instruction set.
+        return unsafe {
+            sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, PANEL), (c.as_mut_ptr(), ldc), into)
+        };
+    }
+    // About two blocks of rows when there are few.
+    let block = if m >= 192 { 96 } else { m.div_ceil(12) * 6 };
+    let (blocks, panels) = (m.div_ceil(block), n.div_ceil(PANEL));
+    let c = Shared::new(c);
+    par(blocks * panels, |task| {
+        let (i, j) = (task % blocks * block, task / blocks * PANEL);
+        // SAFETY: as above; every task writes a block of C of its own.
+        unsafe {
+            sgemm(
+                (block.min(m - i), PANEL.min(n - j), k),
+                (a.as_ptr().add(i * rsa), rsa, csa),
+                (b.as_ptr().add(j), ldb, PANEL),
+                (c.at(i * ldc + j), ldc),
+                into,
+            );
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers<T: Real>(n: usize, salt: usize) -> Vec<T> {
+        (0..n).map(|i| T::from_f64(((i * 7919 + salt * 104_729) % 1009) as f64 / 1009.0 - 0.5)).collect()
+    }
+
+    fn check<T: Real>(isa: Isa, (m, n, k): (usize, usize, usize), ta: bool, tb: bool, add: bool) {
+        let (a, b): (Vec<T>, Vec<T>) = (numbers(m * k, 1), numbers(k * n, 2));
+        let ldc = n + 3;
+        let start: Vec<T> = numbers(m * ldc, 3);
+        let mut c = start.clone();
+        let am = if ta { Mat::new(&a, k, m).t() } else { Mat::new(&a, m, k) };
+        let bm = if tb { Mat::new(&b, n, k).t() } else { Mat::new(&b, k, n) };
+        gemm(isa, am, bm, &mut c, ldc, add);
+        let eps = if T::IS_F32 { f32::EPSILON as f64 } else { f64::EPSILON };
+        for i in 0..m {
+            for j in 0..ldc {
+                let old = start[i * ldc + j].to_f64();
+                let got = c[i * ldc + j].to_f64();
+                if j >= n {
+                    assert_eq!(got, old, "a gap was written");
+                    continue;
+                }
+                let term = |p: usize| {
+                    let x = if ta { a[p * m + i] } else { a[i * k + p] }.to_f64();
+                    let y = if tb { b[j * k + p] } else { b[p * n + j] }.to_f64();
+                    x * y
+                };
+                let want = (0..k).map(term).sum::<f64>() + if add { old } else { 0.0 };
+                // The worst case of a sum of k products of numbers below one half.
+                let limit = eps * (k as f64 + 2.0) * 0.25 * (k as f64 + 2.0).max(2.0);
+                assert!((got - want).abs() <= limit, "{m}x{n}x{k} {i},{j}: {got} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn products_match_a_double_sum_for_every_shape_path_and_transpose() {
+        let shapes =
+            [(1, 1, 1), (5, 17, 3), (7, 64, 300), (13, 65, 64), (100, 100, 100), (193, 130, 70), (3, 5, 0)];
+        for shape in shapes {
+            for flags in 0..8 {
+                let (ta, tb, add) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
+                check::<f32>(Isa::detect(), shape, ta, tb, add);
+                check::<f32>(Isa::Portable, shape, ta, tb, add);
+                check::<f64>(Isa::Portable, shape, ta, tb, add);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The AVX-512 and the portable form in f32 against the exact form in f64.
+use super::*;
+
+fn draw(n: usize, salt: usize, scale: f64) -> Vec<f64> {
+    (0..n).map(|i| (((i * 7919 + salt * 104_729) % 2003) as f64 / 1001.5 - 1.0) * scale).collect()
+}
+
+fn run<T: Real>(isa: Isa, dims: Dims, drop: bool) -> Vec<Vec<f64>> {
+    let Dims { steps, batch, input, hidden } = dims;
+    let cast = |v: Vec<f64>| v.into_iter().map(T::from_f64).collect::<Vec<_>>();
+    // Rounded to f32, so that every form computes from the same numbers.
+    let numbers =
+        |n, salt, scale| cast(draw(n, salt, scale).into_iter().map(|v| f64::from(v as f32)).collect());
+    let spread = 1.0 / (hidden as f64).sqrt();
+    let (x, dy) = (numbers(steps * batch * input, 1, 1.0), numbers(steps * batch * hidden, 2, 1.0));
+    let (w_ih, w_hh) = (numbers(4 * hidden * input, 3, spread), numbers(4 * hidden * hidden, 4, spread));
+    let bias = numbers(4 * hidden, 5, spread);
+    let (h0, c0) = (numbers(batch * hidden, 6, 0.5), numbers(batch * hidden, 7, 0.5));
+    let keep: Vec<u8> = (0..w_hh.len()).map(|i| u8::from((i * 31 + 7) % 5 < 3)).collect();
+    let kept = drop.then_some(Kept { keep: &keep, scale: 1.0 / 0.625 });
+    let layer = Layer { dims, x: &x, w_ih: &w_ih, w_hh: &w_hh, kept, bias: &bias, h0: &h0, c0: &c0 };
+    let mut y = vec![T::ZERO; steps * batch * hidden];
+    let saved = forward(isa, &layer, &mut y);
+    let cells = saved.cells().to_vec();
+    let all = Wanted { x: true, w_ih: true, w_hh: true, bias: true };
+    let grads = backward(isa, &layer, &y, saved, &dy, all);
+    let outputs = [Some(y), Some(cells), grads.x, grads.w_ih, grads.w_hh, grads.bias];
+    outputs.into_iter().flatten().map(|v| v.into_iter().map(Real::to_f64).collect()).collect()
+}
+
+#[test]
+fn both_forms_agree_with_f64_at_any_size() {
+    let shapes = [
+        (1, 1, 1, 1),
+        (3, 2, 5, 7),
+        (4, 6, 3, 16),
+        (5, 7, 12, 17),
+        (2, 11, 33, 31),
+        (6, 20, 10, 100),
+        (3, 13, 40, 64),
+        (7, 1, 20, 130),
+        (2, 20, 16, 800),
+        (2, 3, 8, 770),
+    ];
+    for (steps, batch, input, hidden) in shapes {
+        let dims = Dims { steps, batch, input, hidden };
+        for drop in [false, true] {
+            let exact = run::<f64>(Isa::detect(), dims, drop);
+            for isa in [Isa::detect(), Isa::Portable] {
+                for (i, (got, want)) in run::<f32>(isa, dims, drop).iter().zip(&exact).enumerate() {
+                    let largest = want.iter().fold(0f64, |m, v| m.max(v.abs()));
+                    let worst = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    // Sums of up to 3200 products in f32, through at most 7 steps.
+                    assert!(worst <= 3e-6 * largest, "{isa:?} {dims:?} output {i}: {worst:e} of {largest:e}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_and_two_threads_give_the_same_bits() {
+    let dims = Dims { steps: 4, batch: 9, input: 30, hidden: 150 };
+    for isa in [Isa::detect(), Isa::Portable] {
+        let on = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| run::<f32>(isa, dims, true))
+        };
+        assert_eq!(on(1), on(2));
+    }
+}

@@ -1,0 +1,169 @@
+//! Numeric kernels on plain slices: no tensors, no graph, no candle types.
+//!
+//! Every kernel cuts its work by shape, never by thread count, and sums in a fixed order: the bits of a result
+//! do not depend on the number of threads. A kernel that has an AVX-512 form takes the instruction set as an
+//! argument ([`Isa`]); callers pass [`Isa::detect`], tests pass each.
+pub(crate) mod buffer;
+pub(crate) mod gemm;
+pub(crate) mod lstm;
+pub(crate) mod multiversion;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod simd;
+pub(crate) mod softmax;
+pub(crate) mod sums;
+pub(crate) mod vmath;
+
+pub(crate) use buffer::Buf;
+
+use rayon::prelude::*;
+use std::fmt::Debug;
+
+/// The instruction set a kernel is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Our own AVX-512 micro-kernels.
+    Avx512,
+    /// Plain Rust and the `gemm` crate, which has its own run-time dispatch (AVX2, NEON, …).
+    Portable,
+}
+
+impl Isa {
+    /// The best one this CPU has.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f") {
+            return Isa::Avx512;
+        }
+        Isa::Portable
+    }
+
+    /// `self` where the element type has kernels for it: only f32 has any beyond the portable ones.
+    pub fn of<T: Real>(self) -> Self {
+        if T::IS_F32 { self } else { Isa::Portable }
+    }
+}
+
+/// The element types that kernels compute in: f32 to train, f64 to check gradients by finite differences.
+pub trait Real:
+    Copy
+    + Default
+    + Debug
+    + PartialOrd
+    + Send
+    + Sync
+    + 'static
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::AddAssign
+    + std::iter::Sum
+{
+    /// Whether this is f32, the type that has vector kernels.
+    const IS_F32: bool;
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+    /// The same value.
+    fn to_f64(self) -> f64;
+    /// The free list of [`Buf`]s of this type.
+    fn pool() -> &'static buffer::Pool<Self>;
+}
+
+macro_rules! real {
+    ($t:ty, $is_f32:literal) => {
+        impl Real for $t {
+            const IS_F32: bool = $is_f32;
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            fn from_f64(value: f64) -> Self {
+                value as $t
+            }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            fn pool() -> &'static buffer::Pool<Self> {
+                static POOL: buffer::Pool<$t> = buffer::Pool::new();
+                &POOL
+            }
+        }
+    };
+}
+real!(f32, true);
+real!(f64, false);
+
+/// The same slice as f32, for `T` = f32.
+///
+/// # Panics
+/// For any other `T`; callers have asked [`Isa::of`].
+pub(crate) fn as_f32<T: Real>(x: &[T]) -> &[f32] {
+    assert!(T::IS_F32);
+    // SAFETY: `IS_F32` is true for f32 alone, so this is a slice of f32.
+    unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) }
+}
+
+/// The mutable form of [`as_f32`].
+pub(crate) fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
+    assert!(T::IS_F32);
+    // SAFETY: `IS_F32` is true for f32 alone, so this is a slice of f32.
+    unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), x.len()) }
+}
+
+/// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
+pub(crate) fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
+    (0..n).into_par_iter().with_max_len(1).for_each(f);
+}
+
+/// A pointer that crosses threads. Whoever writes through it promises that tasks write disjoint elements.
+#[derive(Debug)]
+pub(crate) struct Shared<T>(*mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Shared<T> {}
+// SAFETY: a pointer is only an address; the promise above makes the accesses through it sound.
+unsafe impl<T: Send> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// Of a slice that outlives the parallel region.
+    pub fn new(slice: &mut [T]) -> Self {
+        Self(slice.as_mut_ptr())
+    }
+
+    /// The address of element `i`. (A method, so that closures capture the wrapper and not its field.)
+    ///
+    /// # Safety
+    /// `i` lies within the slice.
+    #[inline(always)]
+    pub unsafe fn at(self, i: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(i) }
+    }
+
+    /// Elements `start..start + len`.
+    ///
+    /// # Safety
+    /// The range lies within the slice, and nobody else touches it while the result lives.
+    #[inline(always)]
+    pub unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// `a += b`, in parallel.
+pub(crate) fn add_assign<T: Real>(a: &mut [T], b: &[T]) {
+    assert_eq!(a.len(), b.len());
+    a.par_chunks_mut(1 << 15).zip(b.par_chunks(1 << 15)).for_each(|(a, b)| {
+        for (a, b) in a.iter_mut().zip(b) {
+            *a += *b;
+        }
+    });
+}

@@ -1,0 +1,282 @@
+//! A fully connected layer with its bias and ReLU in one op.
+use super::{dtype_error, shape_error, slice, with_slice};
+use crate::Result;
+use crate::backward::deliver;
+use crate::kernels::gemm::{Mat, gemm};
+use crate::kernels::sums::column_sums;
+use crate::kernels::{Isa, Real};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
+use rayon::prelude::*;
+
+const OP: &str = "linear";
+/// Elements below which a pass over a buffer is not worth a second thread.
+const PARALLEL: usize = 1 << 15;
+
+/// What follows the affine map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(0, x), with gradient 0 at 0 as in PyTorch.
+    Relu,
+}
+
+/// `act(x·wᵀ + b)` for `x` of shape `[…, in]`, `w` `[out, in]` and `b` `[out]`, in f32 or f64.
+///
+/// One op on the CPU: no transposed weight gradient, no separate passes for bias and activation, and no gradient
+/// of an operand that does not ask for one. On other devices it is composed of candle's matmul, add and (for
+/// ReLU) a multiplication by `y > 0`.
+///
+/// ```
+/// # fn main() -> taper_models::Result<()> {
+/// use candle_core::{Device, Tensor};
+/// use taper_models::ops::{Activation, linear};
+/// let x = Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?;
+/// let w = Tensor::new(&[[1f32, 1.0], [1.0, -1.0]], &Device::Cpu)?;
+/// assert_eq!(linear(&x, &w, None, Activation::Relu)?.to_vec2::<f32>()?, [[3.0, 0.0]]);
+/// # Ok(()) }
+/// ```
+pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>, act: Activation) -> Result<Tensor> {
+    let expected = || match x.dims() {
+        [.., k] => format!("x [..., in] without empty dimensions, w [out, {k}], b [out]"),
+        [] => "x [..., in], w [out, in], b [out]".into(),
+    };
+    let fits = match (x.dims(), w.dims()) {
+        ([.., k], [n, kw]) => {
+            x.rank() >= 2 && k == kw && x.elem_count() * n > 0 && b.is_none_or(|b| b.dims() == [*n])
+        }
+        _ => false,
+    };
+    if !fits {
+        let b = b.map_or("none".into(), |b| format!("{:?}", b.dims()));
+        return Err(shape_error(OP, expected(), format!("x {:?}, w {:?}, b {b}", x.dims(), w.dims())));
+    }
+    let operands = [Some(x), Some(w), b];
+    for t in operands.into_iter().flatten() {
+        if !matches!(t.dtype(), DType::F32 | DType::F64) {
+            return Err(dtype_error(OP, "f32 or f64", t.dtype()));
+        }
+        if t.dtype() != x.dtype() {
+            return Err(dtype_error(OP, "the same for x, w and b", t.dtype()));
+        }
+    }
+    if !x.device().is_cpu() {
+        return Ok(composed(x, w, b, act)?);
+    }
+    let op = Linear { act, wanted: operands.map(|t| t.is_some_and(Tensor::track_op)) };
+    let (x, w) = (x.contiguous()?, w.contiguous()?);
+    Ok(match b {
+        Some(b) => x.apply_op3(&w, &b.contiguous()?, op)?,
+        None => x.apply_op2(&w, op)?,
+    })
+}
+
+/// The same of candle's ops, for devices without ours. candle's own relu has gradient 1 at 0.
+fn composed(x: &Tensor, w: &Tensor, b: Option<&Tensor>, act: Activation) -> candle_core::Result<Tensor> {
+    let (rows, mut shape) = (x.flatten_to(x.rank() - 2)?, x.dims().to_vec());
+    let mut y = rows.matmul(&w.t()?)?;
+    if let Some(b) = b {
+        y = y.broadcast_add(b)?;
+    }
+    if act == Activation::Relu {
+        y = (&y * y.gt(0.0)?.to_dtype(y.dtype())?)?;
+    }
+    shape[x.rank() - 1] = w.dim(0)?;
+    y.reshape(shape)
+}
+
+struct Linear {
+    act: Activation,
+    /// Which of x, w, b have somebody waiting for their gradient.
+    wanted: [bool; 3],
+}
+
+/// Rows, outputs and inputs.
+fn sizes(x: &Shape, w: &Shape) -> candle_core::Result<(usize, usize, usize)> {
+    let (n, k) = w.dims2()?;
+    Ok((x.elem_count() / k, n, k))
+}
+
+impl Linear {
+    fn fwd(
+        &self,
+        x: (&CpuStorage, &Layout),
+        w: (&CpuStorage, &Layout),
+        b: Option<(&CpuStorage, &Layout)>,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (m, n, k) = sizes(x.1.shape(), w.1.shape())?;
+        let mut shape = x.1.dims().to_vec();
+        // `linear` has checked that the rank is at least 2.
+        *shape.last_mut().ok_or_else(|| candle_core::Error::msg("rank 0"))? = n;
+        let y = match x.0 {
+            CpuStorage::F64(_) => self.forward::<f64>(x, w, b, (m, n, k))?,
+            _ => self.forward::<f32>(x, w, b, (m, n, k))?,
+        };
+        Ok((y, shape.into()))
+    }
+
+    fn forward<T: Real + WithDType>(
+        &self,
+        x: (&CpuStorage, &Layout),
+        w: (&CpuStorage, &Layout),
+        b: Option<(&CpuStorage, &Layout)>,
+        (m, n, k): (usize, usize, usize),
+    ) -> candle_core::Result<CpuStorage> {
+        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, Isa::detect());
+        let mut y = match b {
+            Some((b, lb)) => slice::<T>(b, lb)?.repeat(m),
+            None => vec![T::ZERO; m * n],
+        };
+        gemm(isa, Mat::new(x, m, k), Mat::new(w, n, k).t(), &mut y, n, b.is_some());
+        if self.act == Activation::Relu {
+            // Written so that NaN stays.
+            y.par_iter_mut().with_min_len(PARALLEL).for_each(|v| {
+                if *v < T::ZERO {
+                    *v = T::ZERO
+                }
+            });
+        }
+        Ok(T::to_cpu_storage_owned(y))
+    }
+
+    fn backward<T: Real + WithDType>(
+        &self,
+        (x, w, b): (&Tensor, &Tensor, Option<&Tensor>),
+        y: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        let (m, n, k) = sizes(x.shape(), w.shape())?;
+        let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect());
+        let from = |g: &[T]| {
+            let product = |a: Mat<T>, b: Mat<T>, rows: usize| {
+                let mut c = vec![T::ZERO; rows * k];
+                gemm(isa, a, b, &mut c, k, false);
+                c
+            };
+            let gm = Mat::new(g, m, n);
+            let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(gm, Mat::new(w, n, k), m))?));
+            let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(gm.t(), Mat::new(x, m, k), n))?));
+            let db = b.filter(|_| want_b).map(|b| deliver(b, column_sums(g, n)));
+            Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
+        };
+        match self.act {
+            Activation::None => with_slice(dy, from)?,
+            Activation::Relu => from(&with_slice(y, |y| with_slice(dy, |dy| masked(dy, y)))??),
+        }
+    }
+
+    fn bwd_any(
+        &self,
+        operands: (&Tensor, &Tensor, Option<&Tensor>),
+        y: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<[Option<Tensor>; 3]> {
+        match dy.dtype() {
+            DType::F64 => self.backward::<f64>(operands, y, dy),
+            _ => self.backward::<f32>(operands, y, dy),
+        }
+    }
+}
+
+/// `dy` where `y` is positive, else 0.
+fn masked<T: Real>(dy: &[T], y: &[T]) -> Vec<T> {
+    let pass = |(dy, y): (&T, &T)| if *y > T::ZERO { *dy } else { T::ZERO };
+    dy.par_iter().zip(y).with_min_len(PARALLEL).map(pass).collect()
+}
+
+impl CustomOp2 for Linear {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        lx: &Layout,
+        w: &CpuStorage,
+        lw: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.fwd((x, lx), (w, lw), None)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        y: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let [dx, dw, _] = self.bwd_any((x, w, None), y, dy)?;
+        Ok((dx, dw))
+    }
+}
+
+impl CustomOp3 for Linear {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        lx: &Layout,
+        w: &CpuStorage,
+        lw: &Layout,
+        b: &CpuStorage,
+        lb: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.fwd((x, lx), (w, lw), Some((b, lb)))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        b: &Tensor,
+        y: &Tensor,
+        dy: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [dx, dw, db] = self.bwd_any((x, w, Some(b)), y, dy)?;
+        Ok((dx, dw, db))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use candle_core::{Device, Var};
+
+    #[test]
+    fn composition_of_candle_ops_agrees() -> Result<()> {
+        let draw = |n: usize, s: &[usize]| {
+            let v: Vec<f64> = (0..n).map(|i| ((i * 37 + 11) % 101) as f64 / 50.0 - 1.0).collect();
+            Var::from_tensor(&Tensor::from_vec(v, s, &Device::Cpu)?)
+        };
+        let (x, w, b) = (draw(24, &[2, 3, 4])?, draw(20, &[5, 4])?, draw(5, &[5])?);
+        for act in [Activation::None, Activation::Relu] {
+            for b in [None, Some(b.as_tensor())] {
+                let (ours, theirs) = (linear(&x, &w, b, act)?, composed(&x, &w, b, act)?);
+                assert_eq!(ours.shape(), theirs.shape());
+                let (ga, gb) = (ours.sqr()?.sum_all()?.backward()?, theirs.sqr()?.sum_all()?.backward()?);
+                let mut pairs = vec![(ours.clone(), theirs.clone())];
+                for v in [x.as_tensor(), w.as_tensor()].into_iter().chain(b) {
+                    pairs.push((ga.get(v).unwrap().clone(), gb.get(v).unwrap().clone()));
+                }
+                for (a, b) in pairs {
+                    let d = (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
+                    assert!(d < 1e-12, "{act:?}: {d:e}"); // sums of at most 6 products in f64
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_error_is_the_crates_own() {
+        let t = |s: &[usize]| Tensor::zeros(s, DType::F32, &Device::Cpu).unwrap();
+        let e = linear(&t(&[2, 3]), &t(&[4, 5]), None, Activation::None).unwrap_err();
+        assert!(matches!(e, Error::Shape { op: OP, .. }));
+    }
+}

@@ -1,1 +1,3 @@
 //! taper
+
+pub mod recipe;

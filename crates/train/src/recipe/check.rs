@@ -1,0 +1,378 @@
+//! What the types cannot say: ranges, values that belong together, and the open keys, which the registries judge.
+
+use serde_json::Value;
+
+use super::error::{ErrorKind, RecipeError};
+use super::layers::Layers;
+use super::path::Path;
+use super::schema::{Average, Data, Group, Map, Optimizer, Select, Spec};
+
+/// The registries behind a recipe's open sections.
+///
+/// Each method is given a name and the keys that the recipe sets (never `null` ones), and returns all keys of that
+/// section with their defaults filled in, or says which key is wrong. What it returns goes into the resolved recipe
+/// and so into the run's id. Methods that are not implemented accept everything and fill in nothing.
+pub trait Sections {
+    /// `optimizer`, and each of its groups. `hyper` holds `lr` if the recipe does.
+    fn check_optimizer(&self, name: &str, hyper: &Map) -> Result<Map, SectionError> {
+        let _ = name;
+        Ok(hyper.clone())
+    }
+
+    /// `model`.
+    fn check_model(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
+        let _ = name;
+        Ok(config.clone())
+    }
+
+    /// The data set's own keys of `data`.
+    fn check_data(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
+        let _ = name;
+        Ok(config.clone())
+    }
+
+    /// `schedule`.
+    fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {
+        let _ = kind;
+        Ok(config.clone())
+    }
+
+    /// `problem`.
+    fn check_problem(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
+        let _ = name;
+        Ok(config.clone())
+    }
+}
+
+/// Accepts everything: for reading a recipe without the registries.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unchecked;
+
+impl Sections for Unchecked {}
+
+/// Why a registry refuses a section.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SectionError {
+    /// The key at fault, `name` or `kind` for an unknown one, a path (`stages[1].steps`) for a nested one; `None` for the section as
+    /// a whole.
+    pub key: Option<String>,
+    /// What is wrong: `unknown hyperparameter `lrr` of decgd`.
+    pub message: String,
+    /// The names that would be right in that place; the nearest is suggested.
+    pub known: Vec<String>,
+}
+
+/// Hands the open keys of every section to the registries and takes back the complete sections.
+pub(super) fn fill(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
+    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
+        fill_section(recipe, layers, section, tag, fixed, check)
+    };
+    open("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys))?;
+    open("model", "name", &["name"], &|name, keys| sections.check_model(name, keys))?;
+    open("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys))?;
+    open("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys))?;
+    if let Some(hyper) = recipe.get("optimizer").and_then(Value::as_object) {
+        ranges(hyper, &Path::parse("optimizer"), layers)?;
+    }
+    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
+        fill_section(recipe, layers, section, tag, fixed, check)
+    };
+    open("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys))?;
+    groups(recipe, layers, sections)
+}
+
+type Check<'a> = &'a dyn Fn(&str, &Map) -> Result<Map, SectionError>;
+
+fn fill_section(
+    recipe: &mut Map,
+    layers: &Layers,
+    section: &str,
+    tag: &str,
+    fixed: &[&str],
+    check: Check<'_>,
+) -> Result<(), RecipeError> {
+    // A section of another type, or without its tag, is for the typed reading to report.
+    let Some(Value::Object(keys)) = recipe.get_mut(section) else { return Ok(()) };
+    let Some(Value::String(name)) = keys.get(tag) else { return Ok(()) };
+    let full = check(name, &open_keys(keys, fixed))
+        .map_err(|error| refused(error, &Path::parse(section), tag, fixed, layers))?;
+    keys.retain(|key, _| fixed.contains(&key.as_str()));
+    keys.extend(full);
+    Ok(())
+}
+
+/// The keys a registry judges: `null` stands for "not set here", whatever a lower layer says.
+fn open_keys(keys: &Map, fixed: &[&str]) -> Map {
+    let open = keys.iter().filter(|(key, value)| !fixed.contains(&key.as_str()) && !value.is_null());
+    open.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+fn refused(error: SectionError, section: &Path, tag: &str, fixed: &[&str], layers: &Layers) -> RecipeError {
+    let SectionError { key, message, mut known } = error;
+    let report = RecipeError::new(ErrorKind::Section, message);
+    let Some(key) = key else { return report.at_opt(layers.place(section)) };
+    let inner = Path::parse(&key).0;
+    let path = Path([section.0.as_slice(), &inner].concat());
+    if key == tag {
+        let given = layers.find(&path).and_then(|(_, node)| node.as_str()).unwrap_or_default();
+        return report.at_opt(layers.place(&path)).known(given, &known);
+    }
+    let last = key.rsplit('.').next().unwrap_or_default();
+    if known.is_empty() || known.iter().any(|name| name == last) {
+        return report.at_opt(layers.place(&path));
+    }
+    if inner.len() == 1 {
+        known.extend(
+            fixed.iter().map(|key| (*key).to_owned()).filter(|key| !known.contains(key)).collect::<Vec<_>>(),
+        );
+    }
+    report.at_opt(layers.key_place(&path)).known(last, &known)
+}
+
+/// Each group against the optimizer that its parameters get.
+fn groups(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
+    let Some(Value::Object(optimizer)) = recipe.get_mut("optimizer") else { return Ok(()) };
+    let Some(Value::String(name)) = optimizer.get("name").cloned() else { return Ok(()) };
+    let base = open_keys(optimizer, &Optimizer::KEYS);
+    let Some(Value::Array(groups)) = optimizer.get_mut("groups") else { return Ok(()) };
+    for (index, group) in groups.iter_mut().enumerate() {
+        let path = Path::parse("optimizer.groups").index(index);
+        let Value::Object(group) = group else { continue };
+        ranges(group, &path, layers)?;
+        let own = open_keys(group, &Group::KEYS);
+        let other = group.get("name").and_then(Value::as_str);
+        let start = if other.is_some() { Map::new() } else { base.clone() };
+        let all = start.into_iter().chain(own.clone()).collect();
+        let full = sections
+            .check_optimizer(other.unwrap_or(&name), &all)
+            .map_err(|error| refused(error, &path, "name", &Group::KEYS, layers))?;
+        let kept: Map = match other {
+            Some(_) => full,
+            // Only what differs, in the registry's form.
+            None => full.into_iter().filter(|(key, _)| own.contains_key(key)).collect(),
+        };
+        group.retain(|key, _| Group::KEYS.contains(&key.as_str()));
+        group.extend(kept);
+    }
+    Ok(())
+}
+
+/// The hyperparameters whose meaning, and so whose range, is the same for all optimizers.
+fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> {
+    for (key, value) in hyper {
+        let (fits, range): (fn(f64) -> bool, _) = match key.as_str() {
+            "lr" => (|x| x > 0.0, "greater than 0"),
+            "momentum" | "beta1" | "beta2" => (|x| (0.0..1.0).contains(&x), "at least 0 and less than 1"),
+            "weight_decay" | "eps" => (|x| x >= 0.0, "at least 0"),
+            _ => continue,
+        };
+        let path = path.key(key);
+        let Some(number) = value.as_f64() else {
+            if value.is_null() {
+                continue;
+            }
+            let found = if value.is_string() {
+                format!("the text `{}`", value.as_str().unwrap_or_default())
+            } else {
+                format!("`{value}`")
+            };
+            return Err(RecipeError::new(
+                ErrorKind::Type,
+                format!("{path}: expected a number, found {found}"),
+            )
+            .at_opt(layers.place(&path)));
+        };
+        if !fits(number) {
+            return Err(RecipeError::new(ErrorKind::Value, format!("{path} must be {range}, found {value}"))
+                .at_opt(layers.place(&path)));
+        }
+    }
+    Ok(())
+}
+
+/// Ranges of the fixed sections, and values that contradict each other.
+pub(super) fn check(spec: &Spec, layers: &Layers) -> Result<(), RecipeError> {
+    let checks = Checks { layers };
+    checks.name(&spec.name)?;
+    checks.task(spec)?;
+    if let Some(data) = &spec.data {
+        checks.data(data)?;
+    }
+    for (index, group) in spec.optimizer.groups.iter().enumerate() {
+        checks.pattern(&Path::parse("optimizer.groups").index(index).key("match"), &group.pattern)?;
+    }
+    checks.train(spec)
+}
+
+struct Checks<'a> {
+    layers: &'a Layers,
+}
+
+impl Checks<'_> {
+    fn fail(&self, path: &Path, message: String) -> RecipeError {
+        RecipeError::new(ErrorKind::Value, message).at_opt(self.layers.place(path))
+    }
+
+    fn demand(
+        &self,
+        fits: bool,
+        path: &str,
+        range: &str,
+        found: impl std::fmt::Display,
+    ) -> Result<(), RecipeError> {
+        if fits {
+            Ok(())
+        } else {
+            Err(self.fail(&Path::parse(path), format!("{path} must be {range}, found {found}")))
+        }
+    }
+
+    fn at_least_one(&self, path: &str, value: Option<u64>) -> Result<(), RecipeError> {
+        value.map_or(Ok(()), |value| self.demand(value >= 1, path, "at least 1", value))
+    }
+
+    fn positive(&self, path: &str, value: Option<f64>) -> Result<(), RecipeError> {
+        value.map_or(Ok(()), |value| self.demand(value > 0.0, path, "greater than 0", value))
+    }
+
+    /// The name is the first part of the run directory's.
+    fn name(&self, name: &str) -> Result<(), RecipeError> {
+        let fits = (1..=100).contains(&name.len())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+            && !name.starts_with(['.', '-']);
+        self.demand(
+            fits,
+            "name",
+            "1 to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit",
+            format!("`{name}`"),
+        )
+    }
+
+    fn task(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let missing = |key: &str| Err(RecipeError::new(ErrorKind::Missing, format!("`{key}` is missing")));
+        match (&spec.data, &spec.model, &spec.problem) {
+            (None, None, Some(_)) => Ok(()),
+            (_, _, Some(_)) => Err(self
+                .fail(&Path::parse("problem"), "`problem` stands in place of `data` and `model`".to_owned())),
+            (Some(_), Some(_), None) => Ok(()),
+            (_, None, None) => missing("model"),
+            (None, _, None) => missing("data"),
+        }
+    }
+
+    fn data(&self, data: &Data) -> Result<(), RecipeError> {
+        self.at_least_one("data.batch_size", Some(data.batch_size as u64))?;
+        self.at_least_one("data.eval_batch_size", Some(data.eval_batch_size as u64))?;
+        let augment = &data.augment;
+        self.demand(augment.mixup >= 0.0, "data.augment.mixup", "at least 0", augment.mixup)?;
+        let Some(normalize) = &augment.normalize else { return Ok(()) };
+        self.demand(
+            !normalize.mean.is_empty(),
+            "data.augment.normalize.mean",
+            "one number a channel",
+            "none",
+        )?;
+        self.demand(
+            normalize.std.len() == normalize.mean.len(),
+            "data.augment.normalize.std",
+            &format!("as long as mean ({})", normalize.mean.len()),
+            normalize.std.len(),
+        )?;
+        for (index, std) in normalize.std.iter().enumerate() {
+            self.positive(&format!("data.augment.normalize.std[{index}]"), Some(*std))?;
+        }
+        Ok(())
+    }
+
+    fn train(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let train = &spec.train;
+        match (train.epochs, train.steps) {
+            (None, None) => {
+                return Err(RecipeError::new(
+                    ErrorKind::Missing,
+                    "`train.epochs` or `train.steps` is missing",
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return Err(self.fail(
+                    &Path::parse("train.steps"),
+                    "expected `train.epochs` or `train.steps`, found both".to_owned(),
+                ));
+            }
+            (Some(_), None) if spec.problem.is_some() => {
+                return Err(self.fail(
+                    &Path::parse("train.epochs"),
+                    "a problem has no epochs: give `train.steps`".to_owned(),
+                ));
+            }
+            _ => {}
+        }
+        self.at_least_one("train.epochs", train.epochs)?;
+        self.at_least_one("train.steps", train.steps)?;
+        self.at_least_one("train.eval_every", Some(train.eval_every))?;
+        self.at_least_one("train.accumulate", Some(train.accumulate))?;
+        self.positive("train.clip_norm", train.clip_norm)?;
+        self.positive("train.clip_value", train.clip_value)?;
+        self.positive("train.budget.seconds", train.budget.seconds)?;
+        self.at_least_one("train.budget.steps", train.budget.steps)?;
+        let checkpoint = &train.checkpoint;
+        self.at_least_one("train.checkpoint.keep", Some(checkpoint.keep))?;
+        self.at_least_one("train.checkpoint.every_epochs", checkpoint.every_epochs)?;
+        self.at_least_one("train.checkpoint.every_steps", checkpoint.every_steps)?;
+        if checkpoint.every_epochs.is_some() && checkpoint.every_steps.is_some() {
+            let path = Path::parse("train.checkpoint.every_steps");
+            return Err(self.fail(&path, "expected `every_epochs` or `every_steps`, found both".to_owned()));
+        }
+        if let Some(stop) = &train.early_stop {
+            self.at_least_one("train.early_stop.patience", Some(stop.patience))?;
+            self.demand(stop.min_delta >= 0.0, "train.early_stop.min_delta", "at least 0", stop.min_delta)?;
+            if train.select == Select::Last {
+                let message = "early_stop watches a set: give `train.select: val` (or test)".to_owned();
+                return Err(self.fail(&Path::parse("train.early_stop"), message));
+            }
+        }
+        for (index, pattern) in train.freeze.iter().enumerate() {
+            self.pattern(&Path::parse("train.freeze").index(index), pattern)?;
+        }
+        self.average(&train.average)?;
+        if let Some(bptt) = &train.bptt {
+            self.at_least_one("train.bptt.length", Some(bptt.length as u64))?;
+            self.at_least_one("train.bptt.min", Some(bptt.min as u64))?;
+            self.demand((0.0..=1.0).contains(&bptt.half), "train.bptt.half", "between 0 and 1", bptt.half)?;
+            self.demand(bptt.std >= 0.0, "train.bptt.std", "at least 0", bptt.std)?;
+        } else if train.scale_lr_by_length {
+            let message = "scale_lr_by_length needs `train.bptt`".to_owned();
+            return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));
+        }
+        Ok(())
+    }
+
+    fn average(&self, average: &Average) -> Result<(), RecipeError> {
+        match average {
+            Average::None => Ok(()),
+            Average::Ema { decay, .. } => self.demand(
+                (0.0..1.0).contains(decay),
+                "train.average.decay",
+                "at least 0 and less than 1",
+                decay,
+            ),
+            Average::Swa { every, .. } => self.at_least_one("train.average.every", Some(*every)),
+            Average::Asgd { window, lambd, alpha, .. } => {
+                self.at_least_one("train.average.window", Some(*window))?;
+                self.demand(*lambd >= 0.0, "train.average.lambd", "at least 0", lambd)?;
+                self.demand(*alpha >= 0.0, "train.average.alpha", "at least 0", alpha)
+            }
+        }
+    }
+
+    fn pattern(&self, path: &Path, pattern: &str) -> Result<(), RecipeError> {
+        let open_regex = pattern.starts_with('/') && (pattern.len() < 2 || !pattern.ends_with('/'));
+        if pattern.is_empty() || open_regex {
+            let message = format!(
+                "{path} must be a glob (`*.bias`) or a regular expression (`/bias$/`), found `{pattern}`"
+            );
+            return Err(self.fail(path, message));
+        }
+        Ok(())
+    }
+}

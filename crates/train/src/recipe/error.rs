@@ -1,0 +1,185 @@
+//! What is wrong with a recipe, shown where it is.
+//!
+//! Rendered by annotate-snippets, the renderer of rustc and cargo: it draws the snippet and the caret, folds long
+//! lines, and is in the dependency tree already through serde-saphyr. miette would add its own derive, a panic hook
+//! and a graphical theme for the same four lines of output.
+
+use std::fmt;
+use std::sync::Arc;
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+
+use super::source::{Source, Span, char_start};
+
+/// What kind of mistake a [`RecipeError`] reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A file is missing or cannot be read.
+    File,
+    /// The text is not YAML, or more than a recipe may hold.
+    Syntax,
+    /// A layer in `extends` is missing, or layers extend each other in a circle.
+    Extends,
+    /// A key nobody reads.
+    UnknownKey,
+    /// A value of another type than the key takes.
+    Type,
+    /// A value out of its range, or at odds with another value.
+    Value,
+    /// A key that must be there is not.
+    Missing,
+    /// A name that no registry knows, or a value that a registry refuses.
+    Section,
+    /// A `--set` or `TAPER__` setting that cannot be applied.
+    Override,
+}
+
+/// A recipe or an argument that cannot be used: the class of errors that ends the command with exit code 2.
+///
+/// Its `Display` is plain text of several lines without a final line break; [`RecipeError::render`] can colour it.
+#[derive(Debug, Clone, thiserror::Error)]
+pub struct RecipeError(Box<Report>);
+
+#[derive(Debug, Clone)]
+struct Report {
+    kind: ErrorKind,
+    message: String,
+    place: Option<Span>,
+    notes: Vec<String>,
+    help: Vec<String>,
+}
+
+impl RecipeError {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        let (place, notes, help) = Default::default();
+        Self(Box::new(Report { kind, message: message.into(), place, notes, help }))
+    }
+
+    /// Points at the place; the first place given stays.
+    pub(super) fn at(mut self, span: &Span) -> Self {
+        self.0.place.get_or_insert_with(|| span.clone());
+        self
+    }
+
+    pub(super) fn at_opt(self, span: Option<&Span>) -> Self {
+        match span {
+            Some(span) => self.at(span),
+            None => self,
+        }
+    }
+
+    pub(super) fn note(mut self, text: impl Into<String>) -> Self {
+        self.0.notes.push(text.into());
+        self
+    }
+
+    pub(super) fn help(mut self, text: impl Into<String>) -> Self {
+        self.0.help.push(text.into());
+        self
+    }
+
+    /// Names the nearest of `known` to `given`, and all of them.
+    pub(super) fn known<S: AsRef<str>>(mut self, given: &str, known: &[S]) -> Self {
+        if let Some(near) = nearest(given, known) {
+            self = self.help(format!("did you mean `{near}`?"));
+        }
+        if !known.is_empty() {
+            let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+            self = self.help(format!("known here: {}", names.join(", ")));
+        }
+        self
+    }
+
+    /// What kind of mistake it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The first line without the word `error`.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// File (or `--set`, `environment`, `built-in`), line and column, from 1, when the mistake is in a text.
+    pub fn location(&self) -> Option<(&str, usize, usize)> {
+        self.0.place.as_ref().map(|span| {
+            let (line, column) = span.line_column();
+            (span.source.label.as_str(), line, column)
+        })
+    }
+
+    /// The report as text, with terminal colours if `color`.
+    pub fn render(&self, color: bool) -> String {
+        let report = &*self.0;
+        let mut group = Group::with_title(Level::ERROR.primary_title(shown(&report.message)));
+        if let Some(span) = &report.place {
+            let Excerpt { text, first_line, range } = excerpt(&span.source, span.range());
+            group = group.element(
+                Snippet::source(text)
+                    .line_start(first_line)
+                    .path(span.source.label.clone())
+                    .annotation(AnnotationKind::Primary.span(range)),
+            );
+        }
+        let notes = report.notes.iter().map(|text| Level::NOTE.message(shown(text)));
+        let help = report.help.iter().map(|text| Level::HELP.message(shown(text)));
+        let renderer = if color { Renderer::styled() } else { Renderer::plain() };
+        renderer.render(&[group.elements(notes).elements(help)])
+    }
+}
+
+impl fmt::Display for RecipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+/// Text of a recipe may hold anything: control characters never reach the terminal, and length is bounded.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 1000;
+    let mut out = String::new();
+    for c in text.chars().take(LONGEST) {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    if text.chars().nth(LONGEST).is_some() {
+        out.push('…');
+    }
+    out
+}
+
+struct Excerpt {
+    text: String,
+    first_line: usize,
+    range: std::ops::Range<usize>,
+}
+
+/// The line of the place and two before it; of a very long line, only the neighbourhood of the place.
+fn excerpt(source: &Arc<Source>, range: std::ops::Range<usize>) -> Excerpt {
+    const LONGEST: usize = 2000;
+    let text = source.text.as_str();
+    let line_start = text[..range.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let line_end = text[range.start..].find('\n').map_or(text.len(), |offset| range.start + offset);
+    let context = text[..line_start].trim_end_matches('\n').rsplitn(3, '\n').collect::<Vec<_>>();
+    let mut first = line_start;
+    if line_start > 0 {
+        let before: usize = context.iter().take(2).map(|line| line.len() + 1).sum();
+        first = line_start.saturating_sub(before);
+    }
+    let first = char_start(text, first.max(range.start.saturating_sub(LONGEST)));
+    let last = char_start(text, line_end.min(range.start.saturating_add(LONGEST)));
+    let first_line = text[..first].bytes().filter(|&byte| byte == b'\n').count() + 1;
+    let end = range.end.clamp(range.start, last);
+    Excerpt { text: text[first..last].to_owned(), first_line, range: range.start - first..end - first }
+}
+
+/// The known name that `given` is most likely a misspelling of.
+fn nearest<'a, S: AsRef<str>>(given: &str, known: &'a [S]) -> Option<&'a str> {
+    let budget = (given.chars().count() / 3).max(1);
+    known
+        .iter()
+        .map(|name| (strsim::osa_distance(&given.to_lowercase(), name.as_ref()), name.as_ref()))
+        .filter(|&(distance, _)| distance <= budget)
+        .min_by_key(|&(distance, _)| distance)
+        .map(|(_, name)| name)
+}

@@ -1,0 +1,564 @@
+//! What a recipe may say. Every key of the fixed sections is a field here, in reading order; defaults are in
+//! `configs/defaults.yaml`. The open keys of `data`, `model`, `problem`, `optimizer` and `schedule` belong to the
+//! registries (see [`Sections`](super::Sections)).
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, Visitor};
+use serde::ser::{SerializeMap, Serializer};
+use serde::{Deserialize, Serialize};
+
+/// Hyperparameters by name, in the order of the file or of the registry.
+pub type Map = serde_json::Map<String, serde_json::Value>;
+
+/// The keys of a recipe's root.
+pub(super) const SECTIONS: [&str; 11] = [
+    "extends",
+    "name",
+    "seed",
+    "device",
+    "data",
+    "model",
+    "problem",
+    "optimizer",
+    "schedule",
+    "train",
+    "sweep",
+];
+
+/// The settings of one run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a recipe (a map of sections)")]
+pub struct Spec {
+    /// What the run is called; no part of its id. Defaults to the file's name.
+    pub name: String,
+    /// Everything random comes from it.
+    pub seed: u64,
+    /// Where to compute.
+    pub device: Device,
+    /// What to learn from; with `model`, unless there is a `problem`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<Data>,
+    /// The network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
+    /// A numeric test function, in place of `data` and `model`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+    /// The optimizer and its parameter groups.
+    pub optimizer: Optimizer,
+    /// How the learning rate (and momentum) moves.
+    pub schedule: Schedule,
+    /// The loop.
+    pub train: Train,
+}
+
+/// What a run works on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Task<'a> {
+    /// A network learns from data.
+    Network {
+        /// The data set.
+        data: &'a Data,
+        /// The network.
+        model: &'a Model,
+    },
+    /// An optimizer minimises a test function.
+    Problem(&'a Problem),
+}
+
+/// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Device {
+    /// The first GPU that the build can use, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU by its number.
+    Cuda(usize),
+    /// An Apple GPU.
+    Metal,
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let unknown = || format!("expected auto, cpu, cuda, cuda:<number> or metal, found `{text}`");
+        Ok(match text.as_str() {
+            "auto" => Self::Auto,
+            "cpu" => Self::Cpu,
+            "cuda" => Self::Cuda(0),
+            "metal" => Self::Metal,
+            other => Self::Cuda(
+                other.strip_prefix("cuda:").and_then(|number| number.parse().ok()).ok_or_else(unknown)?,
+            ),
+        })
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> Self {
+        device.to_string()
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Metal => f.write_str("metal"),
+        }
+    }
+}
+
+/// The data set and how it is cut into batches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a section (a map of keys)")]
+pub struct Data {
+    /// Registry name.
+    pub name: String,
+    /// Examples (or parallel streams of text) a training step; the last, smaller batch of an epoch is kept.
+    pub batch_size: usize,
+    /// The same for evaluation.
+    pub eval_batch_size: usize,
+    /// What is carved out of the training set for validation.
+    pub val: Option<Holdout>,
+    /// What happens to an image before the network sees it.
+    pub augment: Augment,
+    /// Whether files are checked against their known sha256 before use.
+    pub verify: bool,
+    /// The data set's own keys.
+    #[serde(flatten)]
+    pub config: Map,
+}
+
+impl Data {
+    pub(super) const KEYS: [&str; 6] = ["name", "batch_size", "eval_batch_size", "val", "augment", "verify"];
+}
+
+/// A part of the training set: a fraction below 1, or a number of examples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Holdout {
+    /// This share of the examples.
+    Fraction(f64),
+    /// This many examples.
+    Count(usize),
+}
+
+impl Serialize for Holdout {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Fraction(share) => serializer.serialize_f64(share),
+            Self::Count(count) => serializer.serialize_u64(count as u64),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Holdout {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct HoldoutVisitor;
+        impl Visitor<'_> for HoldoutVisitor {
+            type Value = Holdout;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a fraction between 0 and 1 or a whole number of examples of at least 1")
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Holdout, E> {
+                match usize::try_from(value) {
+                    Ok(count) if count > 0 => Ok(Holdout::Count(count)),
+                    _ => Err(E::invalid_value(de::Unexpected::Unsigned(value), &self)),
+                }
+            }
+
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Holdout, E> {
+                if value > 0.0 && value < 1.0 {
+                    Ok(Holdout::Fraction(value))
+                } else {
+                    Err(E::invalid_value(de::Unexpected::Float(value), &self))
+                }
+            }
+        }
+        deserializer.deserialize_any(HoldoutVisitor)
+    }
+}
+
+/// Augmentation of images; a pure function of (seed, epoch, index).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Augment {
+    /// Zero padding on each side before a random crop to the old size; 0 for none.
+    pub crop_pad: usize,
+    /// Mirrors half of the images.
+    pub flip: bool,
+    /// Side of a square that is blanked; 0 for none.
+    pub cutout: usize,
+    /// Parameter of the beta distribution that mixes pairs of images; 0 for none.
+    pub mixup: f64,
+    /// Per-channel standardisation of pixels scaled to [0, 1]; also at evaluation.
+    pub normalize: Option<Normalize>,
+}
+
+/// `(pixel - mean) / std`, per channel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Normalize {
+    /// One mean a channel.
+    pub mean: Vec<f64>,
+    /// One standard deviation a channel.
+    pub std: Vec<f64>,
+}
+
+/// The network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a section (a map of keys)")]
+pub struct Model {
+    /// Registry name.
+    pub name: String,
+    /// The network's own keys.
+    #[serde(flatten)]
+    pub config: Map,
+}
+
+/// A numeric test function.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a section (a map of keys)")]
+pub struct Problem {
+    /// `powell`, `rosenbrock`, `quadratic`.
+    pub name: String,
+    /// The function's own keys.
+    #[serde(flatten)]
+    pub config: Map,
+}
+
+/// The optimizer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a section (a map of keys)")]
+pub struct Optimizer {
+    /// Registry name.
+    pub name: String,
+    /// Base learning rate; the schedule scales it.
+    pub lr: f64,
+    /// The optimizer's own hyperparameters, complete with the registry's defaults.
+    #[serde(flatten)]
+    pub hyper: Map,
+    /// Parameters with settings of their own; the first group that matches a name has it.
+    #[serde(default)]
+    pub groups: Vec<Group>,
+    /// Kinds of parameters that are not decayed.
+    #[serde(default)]
+    pub no_decay: Vec<NoDecay>,
+}
+
+impl Optimizer {
+    /// Keys of the section that are no hyperparameters.
+    pub(super) const KEYS: [&str; 3] = ["name", "groups", "no_decay"];
+}
+
+/// Parameters that a pattern picks, and what is different for them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a group (a map of keys)")]
+pub struct Group {
+    /// A glob on parameter names (`*.bias`), or a regular expression between slashes (`/^layer[12]\./`).
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Another optimizer for these parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What differs from the optimizer's settings; with `name`, all settings of that optimizer.
+    #[serde(flatten)]
+    pub hyper: Map,
+}
+
+impl Group {
+    pub(super) const KEYS: [&str; 2] = ["match", "name"];
+}
+
+/// A kind of parameter that weight decay leaves alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NoDecay {
+    /// Biases.
+    Bias,
+    /// Scales and shifts of normalisation layers.
+    Norm,
+}
+
+/// How the learning rate moves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a section (a map of keys)")]
+pub struct Schedule {
+    /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `plateau` or `sequence`.
+    pub kind: String,
+    /// The schedule's own keys.
+    #[serde(flatten)]
+    pub config: Map,
+}
+
+/// The loop. Exactly one of `epochs` and `steps` is set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Train {
+    /// Passes over the training set.
+    #[serde(default)]
+    pub epochs: Option<u64>,
+    /// Optimizer steps.
+    #[serde(default)]
+    pub steps: Option<u64>,
+    /// Evaluates after every so many epochs (with `epochs`) or steps (with `steps`), and at the end.
+    pub eval_every: u64,
+    /// Writes a training line to the metrics every so many steps; 0: one an epoch.
+    pub log_every: u64,
+    /// Largest global norm of the gradient.
+    #[serde(default)]
+    pub clip_norm: Option<f64>,
+    /// Largest magnitude of a gradient element.
+    #[serde(default)]
+    pub clip_value: Option<f64>,
+    /// Batches a step.
+    pub accumulate: u64,
+    /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
+    pub select: Select,
+    /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.
+    #[serde(default)]
+    pub metric: Option<Metric>,
+    /// Stops when the metric no longer improves.
+    #[serde(default)]
+    pub early_stop: Option<EarlyStop>,
+    /// Averages the weights.
+    pub average: Average,
+    /// Patterns of parameters that are not trained.
+    pub freeze: Vec<String>,
+    /// A safetensors file of starting weights.
+    #[serde(default)]
+    pub init_from: Option<String>,
+    /// What a loss or gradient that is not finite does.
+    pub on_divergence: OnDivergence,
+    /// Ends the run early.
+    pub budget: Budget,
+    /// When checkpoints are written and how many stay.
+    pub checkpoint: Checkpoint,
+    /// Logs the optimizer's inner statistics every epoch.
+    pub probe: bool,
+    /// Arithmetic of convolutions.
+    pub conv: Conv,
+    /// Which loss an optimizer that scales by the loss is given, when terms are added to it.
+    pub loss_for_scale: LossForScale,
+    /// How text is cut into windows.
+    #[serde(default)]
+    pub bptt: Option<Bptt>,
+    /// Multiplies the rate of a step by its window's length over `bptt.length`.
+    pub scale_lr_by_length: bool,
+}
+
+/// What chooses the best epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Select {
+    /// The validation set; needs `data.val`, unless the data set brings one.
+    Val,
+    /// The test set.
+    Test,
+    /// Nothing: the last epoch counts.
+    Last,
+}
+
+/// A figure of merit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Share of right answers; higher is better.
+    Accuracy,
+    /// Mean loss; lower is better.
+    Loss,
+    /// Its exponential; lower is better.
+    Perplexity,
+}
+
+/// When to give up hope.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct EarlyStop {
+    /// Evaluations without improvement before the run ends.
+    pub patience: u64,
+    /// Improvements up to this size do not count.
+    #[serde(default)]
+    pub min_delta: f64,
+}
+
+/// Averages of the weights over time.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case", rename_all_fields = "snake_case", deny_unknown_fields)]
+pub enum Average {
+    /// The last weights only.
+    None,
+    /// Exponential moving average, every step.
+    Ema {
+        /// Share of the old average that stays.
+        #[serde(default = "Average::ema_decay")]
+        decay: f64,
+        /// First epoch that counts, from 0.
+        #[serde(default)]
+        start: u64,
+    },
+    /// Mean of the weights at the ends of epochs.
+    Swa {
+        /// First epoch that counts, from 0.
+        start: u64,
+        /// Epochs between two samples.
+        #[serde(default = "Average::swa_every")]
+        every: u64,
+    },
+    /// Switches to averaged SGD once the chosen metric stops falling.
+    Asgd {
+        /// The switch comes when the loss exceeds the least of all values but this many last ones.
+        #[serde(default = "Average::asgd_window")]
+        window: u64,
+        /// Decay of the step.
+        #[serde(default)]
+        lambd: f64,
+        /// Exponent of the step's decay.
+        #[serde(default = "Average::asgd_alpha")]
+        alpha: f64,
+        /// Step after the switch from which the average is kept.
+        #[serde(default)]
+        t0: u64,
+        /// Whether evaluation uses the average; if not, the iterate.
+        #[serde(default = "Average::asgd_swap")]
+        swap: bool,
+    },
+}
+
+impl Average {
+    fn ema_decay() -> f64 {
+        0.999
+    }
+
+    fn swa_every() -> u64 {
+        1
+    }
+
+    fn asgd_window() -> u64 {
+        5
+    }
+
+    fn asgd_alpha() -> f64 {
+        0.75
+    }
+
+    fn asgd_swap() -> bool {
+        true
+    }
+}
+
+impl Serialize for Average {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Self::None => map.serialize_entry("kind", "none")?,
+            Self::Ema { decay, start } => {
+                map.serialize_entry("kind", "ema")?;
+                map.serialize_entry("decay", decay)?;
+                map.serialize_entry("start", start)?;
+            }
+            Self::Swa { start, every } => {
+                map.serialize_entry("kind", "swa")?;
+                map.serialize_entry("start", start)?;
+                map.serialize_entry("every", every)?;
+            }
+            Self::Asgd { window, lambd, alpha, t0, swap } => {
+                map.serialize_entry("kind", "asgd")?;
+                map.serialize_entry("window", window)?;
+                map.serialize_entry("lambd", lambd)?;
+                map.serialize_entry("alpha", alpha)?;
+                map.serialize_entry("t0", t0)?;
+                map.serialize_entry("swap", swap)?;
+            }
+        }
+        map.end()
+    }
+}
+
+/// What a loss or gradient that is not finite does; the weights never see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDivergence {
+    /// The command fails.
+    Stop,
+    /// The run ends with status `diverged`, and a sweep goes on.
+    Record,
+}
+
+/// Limits that end a run early.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Budget {
+    /// Seconds of training.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+    /// Optimizer steps.
+    #[serde(default)]
+    pub steps: Option<u64>,
+}
+
+/// When checkpoints are written and how many stay. At most one of `every_epochs` and `every_steps` is set; with
+/// neither there is only the one at the end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Checkpoint {
+    /// After every so many epochs.
+    #[serde(default)]
+    pub every_epochs: Option<u64>,
+    /// After every so many steps.
+    #[serde(default)]
+    pub every_steps: Option<u64>,
+    /// How many of the latest stay; the best one stays anyway.
+    pub keep: u64,
+}
+
+/// Arithmetic of convolutions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conv {
+    /// As defined.
+    Exact,
+    /// Winograd where it fits: faster, and a few more rounding errors.
+    Fast,
+}
+
+/// Which loss an optimizer that scales by the loss is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossForScale {
+    /// The one that is differentiated, regularisation terms included.
+    Total,
+    /// The likelihood alone.
+    Raw,
+}
+
+/// Windows of text: most have about `length` tokens, some about half; all lengths are drawn.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Bptt {
+    /// Usual length.
+    pub length: usize,
+    /// Share of windows whose usual length is half of it.
+    #[serde(default)]
+    pub half: f64,
+    /// Standard deviation of the length; 0: no draw.
+    #[serde(default)]
+    pub std: f64,
+    /// Least length.
+    #[serde(default = "Bptt::least")]
+    pub min: usize,
+}
+
+impl Bptt {
+    fn least() -> usize {
+        1
+    }
+}

@@ -10,6 +10,7 @@ mod error;
 pub mod init;
 mod kernels;
 pub mod lstm;
+pub mod mlp;
 pub mod model;
 pub mod ops;
 pub mod registry;

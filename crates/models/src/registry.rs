@@ -62,7 +62,14 @@ pub struct Registry(BTreeMap<&'static str, Entry>);
 impl Registry {
     /// All models of this crate.
     pub fn builtin() -> Self {
-        Self::default()
+        let mut registry = Self::default();
+        let mut add = || -> Result<()> {
+            registry.register("mlp", "linear layers with ReLU between them", crate::mlp::MlpConfig::default())?;
+            let about = "LSTM language model with tied embedding (AWD-LSTM)";
+            registry.register("lstm", about, crate::lstm::LstmConfig::default())
+        };
+        add().expect("the names above are distinct, which `builtin_names_are_distinct` tests");
+        registry
     }
 
     /// Adds a model under a new name. Values missing from a recipe come from `base`.
@@ -108,4 +115,26 @@ fn config_error(model: &str, e: &serde_json::Error) -> Error {
     let key =
         message.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next()).map(str::to_owned);
     Error::Config { model: model.into(), key, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builtin_names_are_distinct() {
+        assert!(Registry::builtin().get("mlp").is_ok());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let registry = Registry::builtin();
+        let message = registry.get("mpl").map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains("did you mean `mlp`?"), "{message}");
+        let wrong = serde_json::json!({"hiden": [3]});
+        let Err(Error::Config { key, .. }) = registry.get("mlp").unwrap().check(&wrong) else {
+            panic!("an unknown key passed")
+        };
+        assert_eq!(key.as_deref(), Some("hiden"));
+    }
 }

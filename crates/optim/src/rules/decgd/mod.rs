@@ -227,7 +227,8 @@ impl Rule for DecGdRule {
 
     fn start(config: &DecGdConfig, input: &Input) -> Result<[f64; MAX_BUFFERS], Refusal> {
         let v0 = root_of_loss(input.loss, config.c)?;
-        let v_min = if config.ams_init == AmsInit::V0 { v0 } else { f64::INFINITY };
+        // As good as +∞, and finite in f32 too: the first step multiplies it by m_0 = 0.
+        let v_min = if config.ams_init == AmsInit::V0 { v0 } else { f64::from(f32::MAX) };
         Ok([0.0, v0, v_min, 0.0])
     }
 

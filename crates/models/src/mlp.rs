@@ -1,0 +1,98 @@
+//! A multilayer perceptron: linear layers with ReLU between them.
+use crate::init::torch_uniform;
+use crate::ops::{Activation, linear};
+use crate::registry::{Config, Cost};
+use crate::{Error, Mode, Model, Result, Task};
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
+use serde::{Deserialize, Serialize};
+
+/// Configuration of the `mlp`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MlpConfig {
+    /// Widths of the hidden layers. Defaults to one of 100, the network of the AMSGrad and AdaBound papers.
+    pub hidden: Vec<usize>,
+}
+
+impl Default for MlpConfig {
+    fn default() -> Self {
+        Self { hidden: vec![100] }
+    }
+}
+
+impl MlpConfig {
+    /// Inputs, hidden widths and classes, in order.
+    fn widths(&self, task: Task) -> Result<Vec<usize>> {
+        let refuse = |key: &str, message: &str| Error::Config {
+            model: "mlp".into(),
+            key: Some(key.into()),
+            message: message.into(),
+        };
+        let Task::Images { height, width, channels, classes } = task else {
+            return Err(refuse("name", "expected a data set of images, found one of text"));
+        };
+        if self.hidden.contains(&0) {
+            return Err(refuse("hidden", "expected widths of at least 1, found 0"));
+        }
+        Ok([&[height * width * channels], &self.hidden[..], &[classes]].concat())
+    }
+}
+
+impl Config for MlpConfig {
+    fn build(&self, task: Task, vb: VarBuilder) -> Result<Box<dyn Model>> {
+        let widths = self.widths(task)?;
+        let mut layers = Vec::new();
+        for (i, pair) in widths.windows(2).enumerate() {
+            // PyTorch counts the ReLUs between the layers of a Sequential.
+            let (vb, init) = (vb.pp(2 * i), torch_uniform(pair[0]));
+            let weight = vb.get_with_hints((pair[1], pair[0]), "weight", init)?;
+            layers.push((weight, vb.get_with_hints(pair[1], "bias", init)?));
+        }
+        Ok(Box::new(Mlp { layers }))
+    }
+
+    fn cost(&self, task: Task) -> Result<Cost> {
+        let widths = self.widths(task)?;
+        let pairs = || widths.windows(2).map(|p| (p[0] as u64, p[1] as u64));
+        Ok(Cost {
+            parameters: pairs().map(|(from, to)| (from + 1) * to).sum(),
+            flops: pairs().map(|(from, to)| 2 * from * to).sum(),
+            activation_bytes: widths.iter().map(|w| 4 * *w as u64).sum(),
+        })
+    }
+}
+
+struct Mlp {
+    layers: Vec<(Tensor, Tensor)>,
+}
+
+impl Model for Mlp {
+    fn logits(&mut self, input: &Tensor, _: Mode) -> Result<Tensor> {
+        // Weights are PyTorch's, which flattens channels first; with one channel nothing moves.
+        let mut x = match input.dims() {
+            [_, _, _, channels] if *channels > 1 => input.permute((0, 3, 1, 2))?.contiguous()?.flatten_from(1)?,
+            [_, _] => input.clone(),
+            _ => input.flatten_from(1)?,
+        };
+        for (i, (weight, bias)) in self.layers.iter().enumerate() {
+            let last = i + 1 == self.layers.len();
+            x = linear(&x, weight, Some(bias), if last { Activation::None } else { Activation::Relu })?;
+        }
+        Ok(x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_equal_the_published_counts() {
+        let mnist = Task::Images { height: 28, width: 28, channels: 1, classes: 10 };
+        for (width, count) in [(100, 79_510), (500, 397_510), (1000, 795_010)] {
+            let cost = MlpConfig { hidden: vec![width] }.cost(mnist).unwrap();
+            assert_eq!(cost.parameters, count);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+use crate::data::DataError;
+use crate::recipe::RecipeError;
+use std::path::{Path, PathBuf};
+
+/// Why a run could not be made or finished.
+#[non_exhaustive]
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The recipe cannot be used.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// The data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The model refused.
+    #[error(transparent)]
+    Model(#[from] taper_models::Error),
+    /// The optimizer refused.
+    #[error(transparent)]
+    Optimizer(#[from] taper_optim::Error),
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A loss or gradient that is not finite.
+    #[error(
+        "{what} at step {step}: the weights were left as they were; a smaller `optimizer.lr` or `train.clip_norm` may help \
+         (`train.on_divergence: record` keeps such a run and goes on with the next)"
+    )]
+    Diverged {
+        /// What was not finite.
+        what: String,
+        /// The step that was not taken.
+        step: u64,
+    },
+    /// Files in the run's folder that do not fit together.
+    #[error("{}: {message}", path.display())]
+    Damaged {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        message: String,
+    },
+    /// The user stopped the run; a checkpoint was written.
+    #[error("interrupted at step {step}; the same command goes on from there")]
+    Interrupted {
+        /// The last step taken.
+        step: u64,
+    },
+}
+
+impl RunError {
+    pub(crate) fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+
+    /// The exit code of the command: 2 for bad input, 130 after an interrupt, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Recipe(_) | Self::Data(_) => 2,
+            Self::Interrupted { .. } => 130,
+            _ => 1,
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
+use super::RunError;
+use super::tensorboard;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// What a measurement was made on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// The training batches, in training mode.
+    Train,
+    /// What was put aside of the training set.
+    Val,
+    /// The test set.
+    Test,
+    /// The optimizer's own statistics.
+    Probe,
+}
+
+impl Split {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Val => "val",
+            Self::Test => "test",
+            Self::Probe => "probe",
+        }
+    }
+}
+
+/// One line: where, what, and the values by name. No time of day, so that equal runs have equal lines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// Epochs finished, the current one counted in.
+    pub epoch: u64,
+    /// On what.
+    pub split: Split,
+    /// The values.
+    #[serde(flatten)]
+    pub values: BTreeMap<String, f64>,
+}
+
+/// The open metrics files of a run.
+pub(crate) struct Metrics {
+    path: PathBuf,
+    file: File,
+    events: File,
+    /// Bytes of `metrics.jsonl`.
+    pub bytes: u64,
+    /// All records so far.
+    pub records: Vec<Record>,
+}
+
+impl Metrics {
+    /// Opens the files and cuts `metrics.jsonl` to the `bytes` that a checkpoint vouches for; the TensorBoard file is
+    /// a function of it and written anew.
+    pub fn open(folder: &Path, bytes: u64) -> Result<Self, RunError> {
+        let path = folder.join("metrics.jsonl");
+        let open = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).open(path).map_err(RunError::io(path))
+        };
+        let mut file = open(&path)?;
+        let length = file.metadata().map_err(RunError::io(&path))?.len();
+        if length < bytes {
+            let message = format!(
+                "has {length} bytes where the checkpoint expects {bytes}: remove the run's folder to start again"
+            );
+            return Err(RunError::Damaged { path, message });
+        }
+        file.set_len(bytes).map_err(RunError::io(&path))?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(RunError::io(&path))?;
+        file.seek(SeekFrom::End(0)).map_err(RunError::io(&path))?;
+        let parse = |(i, line): (usize, &str)| {
+            serde_json::from_str(line).map_err(|e| RunError::Damaged {
+                path: path.clone(),
+                message: format!("line {}: {e}: remove the run's folder to start again", i + 1),
+            })
+        };
+        let records: Vec<Record> = text.lines().enumerate().map(parse).collect::<Result<_, _>>()?;
+
+        let events_path = folder.join("events.out.tfevents.0.taper");
+        let mut events = open(&events_path)?;
+        let write = |events: &mut File| {
+            events.set_len(0)?;
+            events.write_all(&tensorboard::header())?;
+            records.iter().try_for_each(|record| events.write_all(&tensorboard::event(record)))
+        };
+        write(&mut events).map_err(RunError::io(&events_path))?;
+        Ok(Self { path, file, events, bytes, records })
+    }
+
+    /// Appends a line.
+    pub fn add(&mut self, record: Record) -> Result<(), RunError> {
+        let mut line = serde_json::to_vec(&record).map_err(|e| RunError::Damaged {
+            path: self.path.clone(),
+            message: format!("a record cannot be written: {e}"),
+        })?;
+        line.push(b'\n');
+        self.file.write_all(&line).map_err(RunError::io(&self.path))?;
+        self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
+        self.bytes += line.len() as u64;
+        self.records.push(record);
+        Ok(())
+    }
+
+    /// Makes all lines durable: before a checkpoint vouches for them.
+    pub fn sync(&self) -> Result<(), RunError> {
+        self.file.sync_all().map_err(RunError::io(&self.path))
+    }
+}

@@ -1,1 +1,2 @@
 //! taper
+pub mod data;

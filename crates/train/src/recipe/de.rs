@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::{Path, Step};
+use super::source::Origin;
 
 /// Reads `value`, which came from `layers` at `path`, as a `T`.
 pub(super) fn read<T: DeserializeOwned>(
@@ -42,7 +43,7 @@ fn report(path: &Path, fault: FaultKind, layers: &Layers) -> RecipeError {
             format!("{path}: expected one of {}, found `{given}`", known.join(", ")),
         )
         .at_opt(layers.place(path))
-        .known::<&str>(&given, &[]),
+        .nearest(&given, known),
         FaultKind::Missing { field } => missing(&path.key(field), layers),
         FaultKind::Type { expected, found } => {
             RecipeError::new(ErrorKind::Type, format!("{path}: expected {expected}, found {found}"))
@@ -54,9 +55,14 @@ fn report(path: &Path, fault: FaultKind, layers: &Layers) -> RecipeError {
     }
 }
 
-/// The report of a key that must be there and is not.
+/// The report of a key that must be there and is not, shown at the section it belongs in.
 pub(super) fn missing(path: &Path, layers: &Layers) -> RecipeError {
-    RecipeError::new(ErrorKind::Missing, format!("`{path}` is missing")).at_opt(layers.place(path))
+    let report = RecipeError::new(ErrorKind::Missing, format!("`{path}` is missing"));
+    // What only the built-in defaults have is nothing that a user wrote.
+    match layers.place(path).filter(|span| span.source.origin != Origin::Defaults) {
+        Some(span) => report.at(span),
+        None => report.note(format!("in {}", layers.recipe())),
+    }
 }
 
 /// What did not fit, and the way to it, innermost step first.
@@ -129,6 +135,7 @@ fn wanted(expected: &dyn Expected) -> String {
         "u32" | "u64" | "usize" => "a whole number of at least 0".to_owned(),
         "f64" => "a number".to_owned(),
         "a sequence" => "a list".to_owned(),
+        "a map" => "a map of keys".to_owned(),
         _ => expected,
     }
 }

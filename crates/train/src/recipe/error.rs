@@ -5,11 +5,11 @@
 //! and a graphical theme for the same four lines of output.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use super::source::{Source, Span, char_start};
+use super::source::{Span, char_start};
 
 /// What kind of mistake a [`RecipeError`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,16 +79,19 @@ impl RecipeError {
         self
     }
 
-    /// Names the nearest of `known` to `given`, and all of them.
-    pub(super) fn known<S: AsRef<str>>(mut self, given: &str, known: &[S]) -> Self {
-        if let Some(near) = nearest(given, known) {
-            self = self.help(format!("did you mean `{near}`?"));
+    /// Names the one of `known` that was probably meant.
+    pub(super) fn nearest<S: AsRef<str>>(self, given: &str, known: &[S]) -> Self {
+        match nearest(given, known) {
+            Some(near) => self.help(format!("did you mean `{near}`?")),
+            None => self,
         }
-        if !known.is_empty() {
-            let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
-            self = self.help(format!("known here: {}", names.join(", ")));
-        }
-        self
+    }
+
+    /// Names the one of `known` that was probably meant, and all of them.
+    pub(super) fn known<S: AsRef<str>>(self, given: &str, known: &[S]) -> Self {
+        let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+        let report = self.nearest(given, known);
+        if names.is_empty() { report } else { report.help(format!("known here: {}", names.join(", "))) }
     }
 
     /// What kind of mistake it is.
@@ -114,10 +117,10 @@ impl RecipeError {
         let report = &*self.0;
         let mut group = Group::with_title(Level::ERROR.primary_title(shown(&report.message)));
         if let Some(span) = &report.place {
-            let Excerpt { text, first_line, range } = excerpt(&span.source, span.range());
+            let Excerpt { text, line, range } = excerpt(&span.source.text, span.range());
             group = group.element(
                 Snippet::source(text)
-                    .line_start(first_line)
+                    .line_start(line)
                     .path(span.source.label.clone())
                     .annotation(AnnotationKind::Primary.span(range)),
             );
@@ -150,27 +153,20 @@ fn shown(text: &str) -> String {
 
 struct Excerpt {
     text: String,
-    first_line: usize,
-    range: std::ops::Range<usize>,
+    line: usize,
+    range: Range<usize>,
 }
 
-/// The line of the place and two before it; of a very long line, only the neighbourhood of the place.
-fn excerpt(source: &Arc<Source>, range: std::ops::Range<usize>) -> Excerpt {
-    const LONGEST: usize = 2000;
-    let text = source.text.as_str();
-    let line_start = text[..range.start].rfind('\n').map_or(0, |newline| newline + 1);
-    let line_end = text[range.start..].find('\n').map_or(text.len(), |offset| range.start + offset);
-    let context = text[..line_start].trim_end_matches('\n').rsplitn(3, '\n').collect::<Vec<_>>();
-    let mut first = line_start;
-    if line_start > 0 {
-        let before: usize = context.iter().take(2).map(|line| line.len() + 1).sum();
-        first = line_start.saturating_sub(before);
-    }
-    let first = char_start(text, first.max(range.start.saturating_sub(LONGEST)));
-    let last = char_start(text, line_end.min(range.start.saturating_add(LONGEST)));
-    let first_line = text[..first].bytes().filter(|&byte| byte == b'\n').count() + 1;
-    let end = range.end.clamp(range.start, last);
-    Excerpt { text: text[first..last].to_owned(), first_line, range: range.start - first..end - first }
+/// The line of the place; of a very long line, only the neighbourhood of the place.
+fn excerpt(text: &str, place: Range<usize>) -> Excerpt {
+    const REACH: usize = 1000;
+    let line_start = text[..place.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let line_end = text[place.start..].find('\n').map_or(text.len(), |offset| place.start + offset);
+    let first = char_start(text, line_start.max(place.start.saturating_sub(REACH)));
+    let last = char_start(text, line_end.min(place.start.saturating_add(REACH)));
+    let line = text[..line_start].bytes().filter(|&byte| byte == b'\n').count() + 1;
+    let end = place.end.clamp(place.start, last.max(place.start));
+    Excerpt { text: text[first..last].to_owned(), line, range: place.start - first..end - first }
 }
 
 /// The known name that `given` is most likely a misspelling of.

@@ -98,6 +98,16 @@ impl Layers {
         }
     }
 
+    /// The name of the recipe: the topmost layer that is a file.
+    pub fn recipe(&self) -> &str {
+        let files = self.0.iter().rev().map(|layer| &layer.span.source);
+        files
+            .filter(|source| source.origin == Origin::File)
+            .map(|source| source.label.as_str())
+            .next()
+            .unwrap_or("recipe")
+    }
+
     /// All layers as one value.
     pub fn merge(&self) -> Result<Value, RecipeError> {
         let mut builder = Config::builder();

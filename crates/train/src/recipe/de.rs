@@ -59,7 +59,8 @@ fn report(path: &Path, fault: FaultKind, layers: &Layers) -> RecipeError {
 pub(super) fn missing(path: &Path, layers: &Layers) -> RecipeError {
     let report = RecipeError::new(ErrorKind::Missing, format!("`{path}` is missing"));
     // What only the built-in defaults have is nothing that a user wrote.
-    match layers.place(path).filter(|span| span.source.origin != Origin::Defaults) {
+    let section = Path(path.0[..path.0.len().saturating_sub(1)].to_vec());
+    match layers.place(&section).filter(|span| span.source.origin != Origin::Defaults) {
         Some(span) => report.at(span),
         None => report.note(format!("in {}", layers.recipe())),
     }
@@ -189,6 +190,19 @@ impl<'de> Deserializer<'de> for Input<'_> {
         visitor.visit_newtype_struct(self)
     }
 
+    /// serde would also take a list as a struct's fields in order; a recipe has no such form.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match self.0 {
+            Value::Array(_) => Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
     /// A word, or a map whose `kind` is the word and whose other keys are the variant's fields.
     fn deserialize_enum<V: Visitor<'de>>(
         self,
@@ -217,7 +231,7 @@ impl<'de> Deserializer<'de> for Input<'_> {
 
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map struct identifier ignored_any
+        tuple_struct map identifier ignored_any
     }
 }
 

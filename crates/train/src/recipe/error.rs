@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use super::source::{Span, char_start};
+use super::source::Span;
 
 /// What kind of mistake a [`RecipeError`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl RecipeError {
             group = group.element(
                 Snippet::source(text)
                     .line_start(line)
-                    .path(span.source.label.clone())
+                    .path(shown(&span.source.label))
                     .annotation(AnnotationKind::Primary.span(range)),
             );
         }
@@ -138,12 +138,17 @@ impl fmt::Display for RecipeError {
     }
 }
 
-/// Text of a recipe may hold anything: control characters never reach the terminal, and length is bounded.
+/// Whether a character shows as itself: control characters move the cursor, the others reorder the line.
+fn printable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A message, which may quote anything from a recipe, made safe for a terminal and bounded in length.
 fn shown(text: &str) -> String {
     const LONGEST: usize = 1000;
     let mut out = String::new();
     for c in text.chars().take(LONGEST) {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if printable(c) { out.push(c) } else { out.extend(c.escape_default()) }
     }
     if text.chars().nth(LONGEST).is_some() {
         out.push('…');
@@ -157,16 +162,20 @@ struct Excerpt {
     range: Range<usize>,
 }
 
-/// The line of the place; of a very long line, only the neighbourhood of the place.
+/// The line of the place; the renderer shows as much of it as fits.
 fn excerpt(text: &str, place: Range<usize>) -> Excerpt {
-    const REACH: usize = 1000;
-    let line_start = text[..place.start].rfind('\n').map_or(0, |newline| newline + 1);
-    let line_end = text[place.start..].find('\n').map_or(text.len(), |offset| place.start + offset);
-    let first = char_start(text, line_start.max(place.start.saturating_sub(REACH)));
-    let last = char_start(text, line_end.min(place.start.saturating_add(REACH)));
-    let line = text[..line_start].bytes().filter(|&byte| byte == b'\n').count() + 1;
-    let end = place.end.clamp(place.start, last.max(place.start));
-    Excerpt { text: text[first..last].to_owned(), line, range: place.start - first..end - first }
+    let start = text[..place.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = text[place.start..].find('\n').map_or(text.len(), |offset| place.start + offset);
+    let place_end = place.end.clamp(place.start, end);
+    // One sign for each character keeps the caret under its place; tabs are the renderer's.
+    let safe = |part: &str| -> String {
+        part.chars().map(|c| if c == '\t' || printable(c) { c } else { '\u{fffd}' }).collect()
+    };
+    let before = safe(&text[start..place.start]);
+    let inside = safe(&text[place.start..place_end]);
+    let range = before.len()..before.len() + inside.len();
+    let line = text[..start].bytes().filter(|&byte| byte == b'\n').count() + 1;
+    Excerpt { text: before + &inside + &safe(&text[place_end..end]), line, range }
 }
 
 /// The known name that `given` is most likely a misspelling of.

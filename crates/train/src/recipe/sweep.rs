@@ -241,7 +241,7 @@ impl Reader<'_> {
         let span = span.or_else(|| entries.first().map(|entry| entry.node.span.clone()));
         // `expand` checked that there is an axis, and `place` finds the section that it read.
         let span = span.ok_or_else(|| self.fail(&self.root, "the sweep varies nothing".to_owned()))?;
-        let layer = undotted(&entries, &span);
+        let layer = undotted(&entries, &span)?;
         let mut varied = Vec::new();
         for path in leaves(&layer) {
             conflict(&path, &layer, top)?;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
@@ -249,7 +250,7 @@ impl Checks<'_> {
     }
 
     fn task(&self, spec: &Spec) -> Result<(), RecipeError> {
-        let missing = |key: &str| Err(RecipeError::new(ErrorKind::Missing, format!("`{key}` is missing")));
+        let missing = |key: &str| Err(de::missing(&Path::parse(key), self.layers));
         match (&spec.data, &spec.model, &spec.problem) {
             (None, None, Some(_)) => Ok(()),
             (_, _, Some(_)) => Err(self
@@ -288,10 +289,9 @@ impl Checks<'_> {
         let train = &spec.train;
         match (train.epochs, train.steps) {
             (None, None) => {
-                return Err(RecipeError::new(
-                    ErrorKind::Missing,
-                    "`train.epochs` or `train.steps` is missing",
-                ));
+                return Err(
+                    de::missing(&Path::parse("train.epochs"), self.layers).help("or give `train.steps`")
+                );
             }
             (Some(_), Some(_)) => {
                 return Err(self.fail(

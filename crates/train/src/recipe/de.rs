@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::{Path, Step};
+use super::source::Origin;
 
 /// Reads `value`, which came from `layers` at `path`, as a `T`.
 pub(super) fn read<T: DeserializeOwned>(
@@ -42,7 +43,7 @@ fn report(path: &Path, fault: FaultKind, layers: &Layers) -> RecipeError {
             format!("{path}: expected one of {}, found `{given}`", known.join(", ")),
         )
         .at_opt(layers.place(path))
-        .known::<&str>(&given, &[]),
+        .nearest(&given, known),
         FaultKind::Missing { field } => missing(&path.key(field), layers),
         FaultKind::Type { expected, found } => {
             RecipeError::new(ErrorKind::Type, format!("{path}: expected {expected}, found {found}"))
@@ -54,9 +55,15 @@ fn report(path: &Path, fault: FaultKind, layers: &Layers) -> RecipeError {
     }
 }
 
-/// The report of a key that must be there and is not.
+/// The report of a key that must be there and is not, shown at the section it belongs in.
 pub(super) fn missing(path: &Path, layers: &Layers) -> RecipeError {
-    RecipeError::new(ErrorKind::Missing, format!("`{path}` is missing")).at_opt(layers.place(path))
+    let report = RecipeError::new(ErrorKind::Missing, format!("`{path}` is missing"));
+    // What only the built-in defaults have is nothing that a user wrote.
+    let section = Path(path.0[..path.0.len().saturating_sub(1)].to_vec());
+    match layers.place(&section).filter(|span| span.source.origin != Origin::Defaults) {
+        Some(span) => report.at(span),
+        None => report.note(format!("in {}", layers.recipe())),
+    }
 }
 
 /// What did not fit, and the way to it, innermost step first.
@@ -129,6 +136,7 @@ fn wanted(expected: &dyn Expected) -> String {
         "u32" | "u64" | "usize" => "a whole number of at least 0".to_owned(),
         "f64" => "a number".to_owned(),
         "a sequence" => "a list".to_owned(),
+        "a map" => "a map of keys".to_owned(),
         _ => expected,
     }
 }
@@ -182,6 +190,19 @@ impl<'de> Deserializer<'de> for Input<'_> {
         visitor.visit_newtype_struct(self)
     }
 
+    /// serde would also take a list as a struct's fields in order; a recipe has no such form.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match self.0 {
+            Value::Array(_) => Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
     /// A word, or a map whose `kind` is the word and whose other keys are the variant's fields.
     fn deserialize_enum<V: Visitor<'de>>(
         self,
@@ -210,7 +231,7 @@ impl<'de> Deserializer<'de> for Input<'_> {
 
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map struct identifier ignored_any
+        tuple_struct map identifier ignored_any
     }
 }
 

@@ -5,11 +5,11 @@
 //! and a graphical theme for the same four lines of output.
 
 use std::fmt;
-use std::sync::Arc;
+use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use super::source::{Source, Span, char_start};
+use super::source::Span;
 
 /// What kind of mistake a [`RecipeError`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,16 +79,19 @@ impl RecipeError {
         self
     }
 
-    /// Names the nearest of `known` to `given`, and all of them.
-    pub(super) fn known<S: AsRef<str>>(mut self, given: &str, known: &[S]) -> Self {
-        if let Some(near) = nearest(given, known) {
-            self = self.help(format!("did you mean `{near}`?"));
+    /// Names the one of `known` that was probably meant.
+    pub(super) fn nearest<S: AsRef<str>>(self, given: &str, known: &[S]) -> Self {
+        match nearest(given, known) {
+            Some(near) => self.help(format!("did you mean `{near}`?")),
+            None => self,
         }
-        if !known.is_empty() {
-            let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
-            self = self.help(format!("known here: {}", names.join(", ")));
-        }
-        self
+    }
+
+    /// Names the one of `known` that was probably meant, and all of them.
+    pub(super) fn known<S: AsRef<str>>(self, given: &str, known: &[S]) -> Self {
+        let names: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+        let report = self.nearest(given, known);
+        if names.is_empty() { report } else { report.help(format!("known here: {}", names.join(", "))) }
     }
 
     /// What kind of mistake it is.
@@ -114,11 +117,11 @@ impl RecipeError {
         let report = &*self.0;
         let mut group = Group::with_title(Level::ERROR.primary_title(shown(&report.message)));
         if let Some(span) = &report.place {
-            let Excerpt { text, first_line, range } = excerpt(&span.source, span.range());
+            let Excerpt { text, line, range } = excerpt(&span.source.text, span.range());
             group = group.element(
                 Snippet::source(text)
-                    .line_start(first_line)
-                    .path(span.source.label.clone())
+                    .line_start(line)
+                    .path(shown(&span.source.label))
                     .annotation(AnnotationKind::Primary.span(range)),
             );
         }
@@ -135,12 +138,17 @@ impl fmt::Display for RecipeError {
     }
 }
 
-/// Text of a recipe may hold anything: control characters never reach the terminal, and length is bounded.
+/// Whether a character shows as itself: control characters move the cursor, the others reorder the line.
+fn printable(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A message, which may quote anything from a recipe, made safe for a terminal and bounded in length.
 fn shown(text: &str) -> String {
     const LONGEST: usize = 1000;
     let mut out = String::new();
     for c in text.chars().take(LONGEST) {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if printable(c) { out.push(c) } else { out.extend(c.escape_default()) }
     }
     if text.chars().nth(LONGEST).is_some() {
         out.push('…');
@@ -150,27 +158,24 @@ fn shown(text: &str) -> String {
 
 struct Excerpt {
     text: String,
-    first_line: usize,
-    range: std::ops::Range<usize>,
+    line: usize,
+    range: Range<usize>,
 }
 
-/// The line of the place and two before it; of a very long line, only the neighbourhood of the place.
-fn excerpt(source: &Arc<Source>, range: std::ops::Range<usize>) -> Excerpt {
-    const LONGEST: usize = 2000;
-    let text = source.text.as_str();
-    let line_start = text[..range.start].rfind('\n').map_or(0, |newline| newline + 1);
-    let line_end = text[range.start..].find('\n').map_or(text.len(), |offset| range.start + offset);
-    let context = text[..line_start].trim_end_matches('\n').rsplitn(3, '\n').collect::<Vec<_>>();
-    let mut first = line_start;
-    if line_start > 0 {
-        let before: usize = context.iter().take(2).map(|line| line.len() + 1).sum();
-        first = line_start.saturating_sub(before);
-    }
-    let first = char_start(text, first.max(range.start.saturating_sub(LONGEST)));
-    let last = char_start(text, line_end.min(range.start.saturating_add(LONGEST)));
-    let first_line = text[..first].bytes().filter(|&byte| byte == b'\n').count() + 1;
-    let end = range.end.clamp(range.start, last);
-    Excerpt { text: text[first..last].to_owned(), first_line, range: range.start - first..end - first }
+/// The line of the place; the renderer shows as much of it as fits.
+fn excerpt(text: &str, place: Range<usize>) -> Excerpt {
+    let start = text[..place.start].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = text[place.start..].find('\n').map_or(text.len(), |offset| place.start + offset);
+    let place_end = place.end.clamp(place.start, end);
+    // One sign for each character keeps the caret under its place; tabs are the renderer's.
+    let safe = |part: &str| -> String {
+        part.chars().map(|c| if c == '\t' || printable(c) { c } else { '\u{fffd}' }).collect()
+    };
+    let before = safe(&text[start..place.start]);
+    let inside = safe(&text[place.start..place_end]);
+    let range = before.len()..before.len() + inside.len();
+    let line = text[..start].bytes().filter(|&byte| byte == b'\n').count() + 1;
+    Excerpt { text: before + &inside + &safe(&text[place_end..end]), line, range }
 }
 
 /// The known name that `given` is most likely a misspelling of.

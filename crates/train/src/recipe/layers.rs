@@ -43,6 +43,9 @@ const ALTERNATIVES: [&[&[&[&str]]]; 3] = [
 /// Beyond this a chain of `extends` is a mistake.
 const MAX_FILES: usize = 64;
 
+/// Keys on the way to a setting; the schema needs half as many.
+const MAX_DEPTH: usize = 8;
+
 /// Layers, lowest first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Layers(Vec<Arc<Node>>);
@@ -96,6 +99,16 @@ impl Layers {
             Some((Some(key), _)) => Some(key),
             _ => self.place(path),
         }
+    }
+
+    /// The name of the recipe: the topmost layer that is a file.
+    pub fn recipe(&self) -> &str {
+        let files = self.0.iter().rev().map(|layer| &layer.span.source);
+        files
+            .filter(|source| source.origin == Origin::File)
+            .map(|source| source.label.as_str())
+            .next()
+            .unwrap_or("recipe")
     }
 
     /// All layers as one value.
@@ -346,7 +359,7 @@ fn setting(
     let key_span = Span::new(source.clone(), key.clone());
     let plain =
         |part: &&str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
-    if !path.iter().all(plain) || path.len() > 8 {
+    if !path.iter().all(plain) || path.len() > MAX_DEPTH {
         return Err(RecipeError::new(ErrorKind::Override, "expected a key like `train.epochs`").at(&key_span));
     }
     if path == ["extends"] {
@@ -357,19 +370,23 @@ fn setting(
     Ok(())
 }
 
-/// A layer with one entry of a sweep: nested maps, dotted keys, or both.
-pub(super) fn undotted(entries: &[Entry], span: &Span) -> Node {
+/// A layer with one run of a sweep: nested maps, dotted keys, or both.
+pub(super) fn undotted(entries: &[Entry], span: &Span) -> Result<Node, RecipeError> {
     let mut layer = Node::map(span.clone(), Vec::new());
-    spread(&mut layer, &mut Vec::new(), entries);
-    layer
+    spread(&mut layer, &mut Vec::new(), entries)?;
+    Ok(layer)
 }
 
-fn spread(layer: &mut Node, above: &mut Vec<String>, entries: &[Entry]) {
+fn spread(layer: &mut Node, above: &mut Vec<String>, entries: &[Entry]) -> Result<(), RecipeError> {
     for entry in entries {
         let depth = above.len();
-        above.extend(entry.key.split('.').map(str::to_owned));
+        above.extend(entry.key.split('.').take(MAX_DEPTH + 1).map(str::to_owned));
+        if above.len() > MAX_DEPTH || above.iter().any(String::is_empty) {
+            let message = "expected a key like `train.epochs`";
+            return Err(RecipeError::new(ErrorKind::Value, message).at(&entry.key_span));
+        }
         match &entry.node.kind {
-            Kind::Map(inner) if !inner.is_empty() => spread(layer, above, inner),
+            Kind::Map(inner) if !inner.is_empty() => spread(layer, above, inner)?,
             _ => {
                 let path: Vec<&str> = above.iter().map(String::as_str).collect();
                 layer.insert(&path, &entry.key_span, entry.node.clone());
@@ -377,6 +394,7 @@ fn spread(layer: &mut Node, above: &mut Vec<String>, entries: &[Entry]) {
         }
         above.truncate(depth);
     }
+    Ok(())
 }
 
 /// The paths of all leaves of a layer, in order.

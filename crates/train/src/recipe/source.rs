@@ -91,7 +91,7 @@ pub(super) fn tidy(path: &Path) -> PathBuf {
 }
 
 /// The start of the character that byte `at` is in, or the end of the text.
-pub(super) fn char_start(text: &str, at: usize) -> usize {
+fn char_start(text: &str, at: usize) -> usize {
     // Zero is a border in every text.
     (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
-use sha2::{Digest, Sha256};
+use taper_models::rng::Rng;
 
 use super::de;
 use super::error::{ErrorKind, RecipeError};
@@ -199,7 +199,8 @@ impl Reader<'_> {
                 |(dimension, (key, range, key_span, span)): (usize, &(&String, Range, &Span, &Span))| {
                     let unit = match name {
                         "halton" => halton(index as u64 + 1 + points.seed, PRIMES[dimension]),
-                        _ => uniform(points.seed, index as u64, key),
+                        // Depends on (seed, key, index) only: a key added to the space moves no other.
+                        _ => Rng::new(points.seed, "sweep", key, index as u64).uniform(),
                     };
                     let node = Node { span: (*span).clone(), kind: Kind::Leaf(range.at(unit)) };
                     Entry { key: (*key).clone(), key_span: (*key_span).clone(), node }
@@ -240,7 +241,7 @@ impl Reader<'_> {
         let span = span.or_else(|| entries.first().map(|entry| entry.node.span.clone()));
         // `expand` checked that there is an axis, and `place` finds the section that it read.
         let span = span.ok_or_else(|| self.fail(&self.root, "the sweep varies nothing".to_owned()))?;
-        let layer = undotted(&entries, &span);
+        let layer = undotted(&entries, &span)?;
         let mut varied = Vec::new();
         for path in leaves(&layer) {
             conflict(&path, &layer, top)?;
@@ -308,15 +309,4 @@ fn halton(mut index: u64, base: u64) -> f64 {
         weight /= base as f64;
     }
     value
-}
-
-/// A number in [0, 1) that depends on (seed, index, key) only: a key added to the space moves no other.
-fn uniform(seed: u64, index: u64, key: &str) -> f64 {
-    let digest = Sha256::new()
-        .chain_update(seed.to_le_bytes())
-        .chain_update(index.to_le_bytes())
-        .chain_update(key)
-        .finalize();
-    let bits = digest.iter().take(8).fold(0u64, |bits, &byte| bits << 8 | u64::from(byte));
-    (bits >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -15,6 +15,9 @@ use super::error::{ErrorKind, RecipeError};
 use super::path::Step;
 use super::source::{Source, Span};
 
+/// The schema needs a quarter of it; recursion over a tree stays shallow.
+const MAX_DEPTH: usize = 32;
+
 /// A value and where it stands.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
@@ -134,8 +137,8 @@ pub(super) fn parse_part(source: &Arc<Source>, part: Range<usize>) -> Result<Nod
     let text = &source.text[part.clone()];
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
-            max_depth: 32,
-            flow_nesting_limit: 32,
+            max_depth: MAX_DEPTH,
+            flow_nesting_limit: MAX_DEPTH,
             max_nodes: 100_000,
             max_events: 400_000,
             max_aliases: 1_000,
@@ -155,10 +158,21 @@ pub(super) fn parse_part(source: &Arc<Source>, part: Range<usize>) -> Result<Nod
 
 fn syntax_error(source: &Arc<Source>, part: &Range<usize>, error: &serde_saphyr::Error) -> RecipeError {
     use serde_saphyr::Error as E;
-    let message = match error {
+    use serde_saphyr::budget::BudgetBreach as B;
+    let mut cause = error;
+    while let E::AliasError { error, .. } | E::WithSnippet { error, .. } = cause {
+        cause = error;
+    }
+    let message = match cause {
         E::DuplicateMappingKey { key: Some(key), .. } => format!("key `{key}` is given twice"),
         E::MultipleDocuments { .. } => "expected one YAML document, found another one".to_owned(),
+        E::Budget { breach: B::Depth { .. }, .. } => format!("nested deeper than {MAX_DEPTH} levels"),
         E::Budget { breach, .. } => format!("more than a recipe may hold: {breach:?}"),
+        E::UnknownAnchor { .. } => "expected an alias of an anchor above, found one of none".to_owned(),
+        E::RecursiveReferencesRequireWeakTypes { .. } => "an anchor holds an alias of itself".to_owned(),
+        E::AliasReplayLimitExceeded { .. } | E::AliasExpansionLimitExceeded { .. } => {
+            "aliases stand for more than a recipe may hold".to_owned()
+        }
         E::NonFiniteFloat { .. } => "expected a finite number".to_owned(),
         other => UserMessageFormatter.format_message(other).into_owned(),
     };
@@ -182,9 +196,10 @@ fn span(source: &Arc<Source>, part: &Range<usize>, location: Location) -> Span {
         }
     };
     let start = part.start + start.min(text.len());
-    // An empty place is drawn as the one character after it; a block scalar only as its first line.
-    let end = (start + len.max(1)).min(part.end.max(start));
-    let line = source.text[start..end.max(start)].find('\n').map_or(end, |newline| start + newline.max(1));
+    // An empty place is drawn as the character after it; a block scalar only as its first line.
+    let end = (start + len.max(1)).min(part.end);
+    let newline = source.text.as_bytes()[start..end.max(start)].iter().position(|&byte| byte == b'\n');
+    let line = newline.map_or(end, |newline| start + newline.max(1));
     Span::new(source.clone(), start..line)
 }
 

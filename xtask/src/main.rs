@@ -1,2 +1,57 @@
-//! xtask
-fn main() {}
+//! `cargo xtask <command>`: builds `taper` once in release and runs it. Three commands are its own.
+//!
+//! It has no dependencies, so that it costs nothing to build, and parses nothing but its own name.
+use std::env;
+use std::process::{Command, ExitCode};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let ok = match args.first().map(String::as_str) {
+        Some("test") => test(&args[1..]),
+        Some("ci") => run(Command::new("bash").arg(".ci/run")),
+        _ => return taper(&args),
+    };
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// All tests, with nextest where it is installed; the examples in the documentation; the same release build as training.
+fn test(args: &[String]) -> bool {
+    let nextest =
+        Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
+    let runner: &[&str] =
+        if nextest { &["nextest", "run"] } else { &["test", "--lib", "--bins", "--tests", "--examples"] };
+    run(Command::new(cargo()).args(runner).args(["--release", "--workspace"]).args(args))
+        && (!args.is_empty()
+            || run(Command::new(cargo()).args(["test", "--release", "--workspace", "--doc"])))
+}
+
+/// Builds `taper` and becomes it, as far as a process can: same arguments, same exit code.
+fn taper(args: &[String]) -> ExitCode {
+    let build = ["build", "--release", "--workspace", "--bin", "taper"];
+    if !run(Command::new(cargo()).args(build)) {
+        return ExitCode::FAILURE;
+    }
+    let target =
+        env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| format!("{}/../target", env!("CARGO_MANIFEST_DIR")));
+    match Command::new(format!("{target}/release/taper")).args(args).status() {
+        Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
+        Err(e) => {
+            eprintln!("error: {target}/release/taper: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn cargo() -> String {
+    env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+fn run(command: &mut Command) -> bool {
+    match command.status() {
+        Ok(status) => status.success(),
+        Err(e) => {
+            eprintln!("error: {command:?}: {e}");
+            false
+        }
+    }
+}

@@ -71,7 +71,9 @@ impl Model for Mlp {
     fn logits(&mut self, input: &Tensor, _: Mode) -> Result<Tensor> {
         // Weights are PyTorch's, which flattens channels first; with one channel nothing moves.
         let mut x = match input.dims() {
-            [_, _, _, channels] if *channels > 1 => input.permute((0, 3, 1, 2))?.contiguous()?.flatten_from(1)?,
+            [_, _, _, channels] if *channels > 1 => {
+                input.permute((0, 3, 1, 2))?.contiguous()?.flatten_from(1)?
+            }
             [_, _] => input.clone(),
             _ => input.flatten_from(1)?,
         };

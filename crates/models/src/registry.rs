@@ -64,7 +64,11 @@ impl Registry {
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         let mut add = || -> Result<()> {
-            registry.register("mlp", "linear layers with ReLU between them", crate::mlp::MlpConfig::default())?;
+            registry.register(
+                "mlp",
+                "linear layers with ReLU between them",
+                crate::mlp::MlpConfig::default(),
+            )?;
             let about = "LSTM language model with tied embedding (AWD-LSTM)";
             registry.register("lstm", about, crate::lstm::LstmConfig::default())
         };

@@ -222,6 +222,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
     const MEMORY: &'static [&'static str] = &[];
     /// Whether [`Rule::reduce`] is to be summed before `prepare`.
     const REDUCES: bool = false;
+    /// The fewest and the most state buffers that [`Rule::buffers`] may ask for: kernels are built for these only.
+    const BUFFERS: (usize, usize);
     /// What [`Rule::observe`] shows, if it shows something.
     const OBSERVED: Option<&'static str> = None;
 

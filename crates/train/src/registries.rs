@@ -117,9 +117,11 @@ impl Sections for Registries {
 
     fn check_data(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
         let set = self.data.get(name).map_err(|e| match e {
-            DataError::Unknown { name, known, .. } => {
-                SectionError { key: Some("name".into()), message: format!("unknown data set `{name}`"), known }
-            }
+            DataError::Unknown { name, known, .. } => SectionError {
+                key: Some("name".into()),
+                message: format!("unknown data set `{name}`"),
+                known,
+            },
             e => SectionError { key: None, message: e.to_string(), known: Vec::new() },
         })?;
         let known: Vec<String> = set.describe().options.iter().map(|o| o.name.to_owned()).collect();

@@ -317,12 +317,17 @@ fn kernel<R: Rule, F: Real>(
     g: &[F],
     state: &mut [&mut [F]],
 ) {
+    const fn has<R: Rule>(buffers: usize) -> bool {
+        R::BUFFERS.0 <= buffers && buffers <= R::BUFFERS.1
+    }
+    // The conditions are constants: a rule's kernels for other numbers of buffers are never compiled.
     match state {
-        [] => pass0::<R, F>(s, clip, x, g),
-        [a] => pass1::<R, F>(s, clip, x, g, a),
-        [a, b] => pass2::<R, F>(s, clip, x, g, a, b),
-        [a, b, c] => pass3::<R, F>(s, clip, x, g, a, b, c),
-        [a, b, c, d, ..] => pass4::<R, F>(s, clip, x, g, a, b, c, d),
+        [] if const { has::<R>(0) } => pass0::<R, F>(s, clip, x, g),
+        [a] if const { has::<R>(1) } => pass1::<R, F>(s, clip, x, g, a),
+        [a, b] if const { has::<R>(2) } => pass2::<R, F>(s, clip, x, g, a, b),
+        [a, b, c] if const { has::<R>(3) } => pass3::<R, F>(s, clip, x, g, a, b, c),
+        [a, b, c, d] if const { has::<R>(4) } => pass4::<R, F>(s, clip, x, g, a, b, c, d),
+        _ => unreachable!("`Optim::with_groups` refuses a rule whose buffers are outside its BUFFERS"),
     }
 }
 

@@ -128,7 +128,13 @@ impl<R: Rule> Optim<R> {
                 return Err(Error::Device { name, device: format!("{:?}", var.device().location()) });
             }
             let group = claim.unwrap_or(0);
-            let buffers = Buffers::zeros(var.dtype(), R::buffers(&all[group].1).len(), var.elem_count());
+            let count = R::buffers(&all[group].1).len();
+            if count < R::BUFFERS.0 || count > R::BUFFERS.1 {
+                let message = format!("expected {:?} state buffers, found {count}", R::BUFFERS);
+                let optimizer = R::info(&config).name.to_owned();
+                return Err(Error::Hyperparameter { optimizer, key: "BUFFERS".into(), message });
+            }
+            let buffers = Buffers::zeros(var.dtype(), count, var.elem_count());
             slots.push(Slot { name, var, group, t: 0, memory: vec![0.0; R::MEMORY.len()], buffers });
         }
         Ok(Self { lr: config.lr(), groups: all, slots, probe: None })

@@ -100,6 +100,12 @@ impl ImagePipeline {
         Ok(Self(Arc::new(Inner { images, config, transform, seed })))
     }
 
+    /// Rows, columns and channels of an image.
+    pub fn shape(&self) -> (usize, usize, usize) {
+        let images = &self.0.images;
+        (images.height, images.width, images.channels)
+    }
+
     /// Samples of an epoch.
     pub fn samples(&self) -> usize {
         self.0.samples()

@@ -62,7 +62,10 @@ fn varint(mut value: u64) -> Vec<u8> {
 /// CRC-32C (Castagnoli), rotated and offset as TFRecord asks.
 fn masked_crc(data: &[u8]) -> u32 {
     let crc = !data.iter().fold(!0u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 })
+        (0..8).fold(
+            crc ^ u32::from(*byte),
+            |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 },
+        )
     });
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }

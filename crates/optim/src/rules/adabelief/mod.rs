@@ -123,6 +123,7 @@ const ADABELIEF: Info = Info {
 impl Rule for AdaBeliefRule {
     type Config = AdaBeliefConfig;
     type Scalars = AdaBeliefScalars;
+    const BUFFERS: (usize, usize) = (2, 3);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaBeliefConfig)> {

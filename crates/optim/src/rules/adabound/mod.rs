@@ -131,6 +131,7 @@ const AMSBOUND: Info = Info {
 impl Rule for AdaBoundRule {
     type Config = AdaBoundConfig;
     type Scalars = AdaBoundScalars;
+    const BUFFERS: (usize, usize) = (2, 3);
     const OBSERVED: Option<&'static str> = Some("rate");
 
     fn names() -> Vec<(&'static Info, AdaBoundConfig)> {

@@ -81,6 +81,7 @@ const ADADELTA: Info = Info {
 impl Rule for AdaDeltaRule {
     type Config = AdaDeltaConfig;
     type Scalars = AdaDeltaScalars;
+    const BUFFERS: (usize, usize) = (2, 2);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaDeltaConfig)> {

@@ -78,6 +78,7 @@ const ADAGD: Info = Info {
 impl Rule for AdaGdRule {
     type Config = AdaGdConfig;
     type Scalars = AdaGdScalars;
+    const BUFFERS: (usize, usize) = (2, 2);
     const MEMORY: &'static [&'static str] = &["lambda", "theta"];
     const REDUCES: bool = true;
 

@@ -82,6 +82,7 @@ const ADAGRAD: Info = Info {
 impl Rule for AdaGradRule {
     type Config = AdaGradConfig;
     type Scalars = AdaGradScalars;
+    const BUFFERS: (usize, usize) = (1, 1);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaGradConfig)> {

@@ -146,6 +146,7 @@ const ADAMW: Info = Info {
 impl Rule for AdamRule {
     type Config = AdamConfig;
     type Scalars = AdamScalars;
+    const BUFFERS: (usize, usize) = (2, 3);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdamConfig)> {

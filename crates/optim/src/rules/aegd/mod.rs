@@ -106,6 +106,7 @@ const AEGDW: Info = Info {
 impl Rule for AegdRule {
     type Config = AegdConfig;
     type Scalars = AegdScalars;
+    const BUFFERS: (usize, usize) = (1, 1);
     const NEEDS_LOSS: bool = true;
     const OBSERVED: Option<&'static str> = Some("energy");
 

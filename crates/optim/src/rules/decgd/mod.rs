@@ -209,6 +209,7 @@ const DECGDW: Info = Info {
 impl Rule for DecGdRule {
     type Config = DecGdConfig;
     type Scalars = DecGdScalars;
+    const BUFFERS: (usize, usize) = (2, 3);
     const NEEDS_LOSS: bool = true;
     const MEMORY: &'static [&'static str] = &["prev_lr"];
     const OBSERVED: Option<&'static str> = Some("v");

@@ -101,6 +101,7 @@ const PADAM: Info = Info {
 impl Rule for PAdamRule {
     type Config = PAdamConfig;
     type Scalars = PAdamScalars;
+    const BUFFERS: (usize, usize) = (2, 3);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, PAdamConfig)> {

@@ -146,6 +146,7 @@ pub(crate) fn rectification(limit: f64, n: f64) -> f64 {
 impl Rule for RAdamRule {
     type Config = RAdamConfig;
     type Scalars = RAdamScalars;
+    const BUFFERS: (usize, usize) = (2, 2);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, RAdamConfig)> {

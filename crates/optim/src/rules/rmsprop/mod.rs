@@ -96,6 +96,7 @@ const RMSPROP: Info = Info {
 impl Rule for RmsPropRule {
     type Config = RmsPropConfig;
     type Scalars = RmsPropScalars;
+    const BUFFERS: (usize, usize) = (1, 3);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, RmsPropConfig)> {

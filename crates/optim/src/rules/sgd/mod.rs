@@ -123,6 +123,7 @@ const NAG: Info = Info {
 impl Rule for SgdRule {
     type Config = SgdConfig;
     type Scalars = SgdScalars;
+    const BUFFERS: (usize, usize) = (0, 1);
 
     fn names() -> Vec<(&'static Info, SgdConfig)> {
         vec![(&SGD, SgdConfig::default()), (&SGDM, SgdConfig::sgdm()), (&NAG, SgdConfig::nag())]

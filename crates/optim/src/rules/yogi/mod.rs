@@ -97,6 +97,7 @@ const YOGI: Info = Info {
 impl Rule for YogiRule {
     type Config = YogiConfig;
     type Scalars = YogiScalars;
+    const BUFFERS: (usize, usize) = (2, 2);
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, YogiConfig)> {

@@ -1,0 +1,130 @@
+//! The command line: one file a command.
+mod data;
+mod optimizers;
+mod plan;
+mod replay;
+mod train;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use taper_train::data::{DataError, Search};
+use taper_train::recipe::RecipeError;
+use taper_train::run::RunError;
+
+/// Trains networks from recipes, to the bit the same every time.
+#[derive(Parser)]
+#[command(name = "taper", bin_name = "cargo xtask", version, arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of every command.
+#[derive(clap::Args)]
+struct Common {
+    /// Where to look for data sets first
+    #[arg(long, global = true, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Never use the network
+    #[arg(long, global = true)]
+    offline: bool,
+    /// Threads to compute with; results do not depend on it [default: one a core]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(long, short, global = true)]
+    quiet: bool,
+}
+
+impl Common {
+    fn search(&self) -> Search {
+        Search::from_env(self.data.clone(), self.offline)
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(train::Args),
+    Plan(plan::Args),
+    Optimizers(optimizers::Args),
+    Replay(replay::Args),
+    Data(data::Args),
+}
+
+/// Why a command failed: what to print and the exit code.
+struct Failure {
+    message: String,
+    code: u8,
+}
+
+impl Failure {
+    /// A bad argument or a bad file.
+    fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 2 }
+    }
+    fn other(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 1 }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(e: RunError) -> Self {
+        let code = e.exit_code();
+        match e {
+            RunError::Recipe(e) => e.into(),
+            e => Self { message: format!("error: {e}"), code },
+        }
+    }
+}
+
+impl From<RecipeError> for Failure {
+    fn from(e: RecipeError) -> Self {
+        use std::io::IsTerminal;
+        Self { message: e.render(std::io::stderr().is_terminal()), code: 2 }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(e: DataError) -> Self {
+        Self::usage(format!("error: {e}"))
+    }
+}
+
+/// Standard output that is closed early (`| head`) is no failure worth a message.
+impl From<std::io::Error> for Failure {
+    fn from(e: std::io::Error) -> Self {
+        match e.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::other(""),
+            _ => Self::other(format!("error: {e}")),
+        }
+    }
+}
+
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(threads) = args.common.threads {
+        if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global() {
+            eprintln!("error: --threads {threads}: {e}");
+            return ExitCode::FAILURE;
+        }
+    }
+    let result = match args.command {
+        Command::Train(command) => train::run(&command, &args.common),
+        Command::Plan(command) => plan::run(&command),
+        Command::Optimizers(command) => optimizers::run(&command),
+        Command::Replay(command) => replay::run(&command),
+        Command::Data(command) => data::run(&command, &args.common),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { message, code }) => {
+            if !message.is_empty() {
+                eprintln!("{message}");
+            }
+            ExitCode::from(code)
+        }
+    }
+}

@@ -1,0 +1,133 @@
+use super::{Common, Failure};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use taper_train::run::{self, Options, Outcome, Show, Status};
+use taper_train::table::Table;
+use taper_train::{Recipe, Registries, plot};
+
+/// Trains recipes; goes on by itself where a run was interrupted
+///
+/// The run's folder is printed last on standard output.
+///
+///   cargo xtask train recipes/quickstart.yaml
+///   cargo xtask train recipes/mnist/mlp-decgd.yaml --set optimizer.lr=0.02 --set train.epochs=5
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// Recipe files
+    #[arg(required = true, value_name = "RECIPE")]
+    recipes: Vec<PathBuf>,
+    /// Overrides a setting, for example --set optimizer.lr=0.1
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The folder of all runs
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+}
+
+pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
+    let registries = Registries::default();
+    // All recipes are read before the first is trained: a mistake in the last shows at once.
+    let load = |path: &PathBuf| Recipe::load(path, &args.set, &registries);
+    let recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        stop: stop_on_interrupt(),
+    };
+    for recipe in &recipes {
+        let mut outcomes = Vec::new();
+        for one in recipe.runs() {
+            outcomes.push((label(one), run::run(one, &registries, &options)?));
+        }
+        report(recipe, &outcomes, args, common)?;
+        for (_, outcome) in &outcomes {
+            writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
+        }
+    }
+    Ok(())
+}
+
+/// The first interrupt asks the run to stop after its step; the second ends the process at once.
+fn stop_on_interrupt() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let handler = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("stopping after this step; once more to stop at once");
+    };
+    if let Err(e) = ctrlc::set_handler(handler) {
+        eprintln!("warning: interrupts end the process without a checkpoint: {e}");
+    }
+    stop
+}
+
+/// What tells a run from its siblings: its optimizer, and what the sweep varied besides.
+fn label(recipe: &Recipe) -> String {
+    let mut label = recipe.optimizer.name.clone();
+    for (key, value) in recipe.varied() {
+        if !key.starts_with("name")
+            && key != "optimizer"
+            && !key.starts_with("optimizer.name")
+            && !value.is_object()
+        {
+            label += &format!(" {}={value}", key.rsplit('.').next().unwrap_or(key));
+        }
+    }
+    label
+}
+
+/// A table and a picture of several runs; one run alone gets its picture in its own folder.
+fn report(
+    recipe: &Recipe,
+    outcomes: &[(String, Outcome)],
+    args: &Args,
+    common: &Common,
+) -> Result<(), Failure> {
+    let picture = match outcomes {
+        [(_, outcome)] => outcome.folder.join("curves.svg"),
+        _ => args.runs.join(format!("{}-curves.svg", recipe.name)),
+    };
+    let runs: Vec<(String, &Outcome)> =
+        outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();
+    plot::curves(&runs, &picture).map_err(|e| Failure::other(format!("error: {e}")))?;
+    if common.quiet {
+        return Ok(());
+    }
+    let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();
+    let mut table = Table::new([
+        "optimizer".to_owned(),
+        format!("best test {metric}"),
+        "at epoch".into(),
+        format!("last test {metric}"),
+        "epochs/s".into(),
+    ]);
+    let value = |v: f64| if metric == "accuracy" { format!("{:.2} %", 100.0 * v) } else { format!("{v:.4}") };
+    for (label, outcome) in outcomes {
+        let summary = &outcome.summary;
+        let key = format!("test.{metric}");
+        let best = summary.best.get(&key);
+        let label = match summary.status {
+            Status::Diverged => format!("{label} (diverged)"),
+            _ => label.clone(),
+        };
+        table.row([
+            label,
+            best.map_or("-".into(), |b| value(b.value)),
+            best.map_or("-".into(), |b| b.epoch.to_string()),
+            summary.last.get(&key).map_or("-".into(), |v| value(*v)),
+            format!("{:.2}", summary.epochs as f64 / outcome.seconds.max(1e-9)),
+        ]);
+    }
+    eprint!("\n{}", table.markdown());
+    if outcomes.iter().any(|(_, o)| o.summary.select == "test") {
+        eprintln!("The best epoch was chosen on the test set, as in the paper: an optimistic figure.");
+    }
+    eprintln!("curves: {}", picture.display());
+    Ok(())
+}

@@ -1,0 +1,192 @@
+//! The optimizers of a run: one, or several that share the parameters between them.
+use super::RunError;
+use crate::recipe::{Map, NoDecay, Recipe};
+use crate::{Registries, Schedules};
+use candle_core::Var;
+use candle_core::backprop::GradStore;
+use std::collections::BTreeMap;
+use taper_optim::{Group, Optimizer, Per, PlateauState, StateDict, StepContext};
+
+/// The names of parameters without decay, by the recipe's `no_decay`.
+fn no_decay_pattern(kinds: &[NoDecay]) -> Option<&'static str> {
+    let norm = r"(^|\.)(bn|norm)\d*\.(weight|bias)$|(^|\.)shortcut\.1\.(weight|bias)$";
+    let bias = r"(^|\.)bias(_[a-z]+)?(_l\d+)?$";
+    match (kinds.contains(&NoDecay::Bias), kinds.contains(&NoDecay::Norm)) {
+        (false, false) => None,
+        (true, false) => Some(bias),
+        (false, true) => Some(norm),
+        (true, true) => Some(concat!(
+            r"(^|\.)bias(_[a-z]+)?(_l\d+)?$",
+            r"|(^|\.)(bn|norm)\d*\.(weight|bias)$|(^|\.)shortcut\.1\.(weight|bias)$"
+        )),
+    }
+}
+
+/// The optimizers with their schedules.
+pub(crate) struct Optimizers {
+    /// The first is the recipe's; others belong to groups that name one of their own.
+    all: Vec<Box<dyn Optimizer>>,
+    /// The variables they train.
+    pub vars: Vec<Var>,
+    schedules: Schedules,
+    momentum: Option<f64>,
+}
+
+impl Optimizers {
+    pub fn new(
+        recipe: &Recipe,
+        registries: &Registries,
+        params: Vec<(String, Var)>,
+    ) -> Result<Self, RunError> {
+        let section = &recipe.optimizer;
+        let pattern = |text: &str| Group::new(text).pattern().map_err(RunError::from);
+        let mut params = params;
+        for (i, frozen) in recipe.train.freeze.iter().enumerate() {
+            let pattern = pattern(frozen)?;
+            let before = params.len();
+            params.retain(|(name, _)| !pattern.is_match(name));
+            if params.len() == before {
+                let message = format!("`{frozen}` matches no parameter that is still trained");
+                return Err(recipe.error_at(&format!("train.freeze[{i}]"), message).into());
+            }
+        }
+        let vars = params.iter().map(|(_, var)| var.clone()).collect();
+
+        let mut all: Vec<Box<dyn Optimizer>> = Vec::new();
+        let mut groups = Vec::new();
+        for (i, group) in section.groups.iter().enumerate() {
+            let key = format!("optimizer.groups[{i}].match");
+            let Some(name) = &group.name else {
+                groups.push(Group { pattern: group.pattern.clone(), overrides: group.hyper.clone() });
+                continue;
+            };
+            let pattern = pattern(&group.pattern)?;
+            let (own, rest): (Vec<_>, Vec<_>) = params.into_iter().partition(|(n, _)| pattern.is_match(n));
+            params = rest;
+            if own.is_empty() {
+                let message = format!("`{}` matches no parameter", group.pattern);
+                return Err(recipe.error_at(&key, message).into());
+            }
+            all.push(registries.optimizers.build(name, own, &group.hyper)?);
+        }
+        if let Some(pattern) = no_decay_pattern(&section.no_decay) {
+            // Only what no other group claims, and only if it is there: an MLP has no norm layers.
+            let taken = groups.iter().map(Group::pattern).collect::<Result<Vec<_>, _>>()?;
+            let wanted = regex::Regex::new(pattern).map_err(candle_core::Error::wrap)?;
+            let free = |name: &str| wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name));
+            let names: Vec<String> =
+                params.iter().filter(|(n, _)| free(n)).map(|(n, _)| regex::escape(n)).collect();
+            if !names.is_empty() {
+                let pattern = format!("/^({})$/", names.join("|"));
+                groups.push(Group {
+                    pattern,
+                    overrides: Map::from_iter([("weight_decay".into(), 0.0.into())]),
+                });
+            }
+        }
+        let mut hyper = section.hyper.clone();
+        if registries.optimizers.get(&section.name)?.defaults.contains_key("lr") {
+            hyper.insert("lr".into(), section.lr.into());
+        }
+        all.insert(0, registries.optimizers.get(&section.name)?.build(params, &hyper, &groups)?);
+
+        let schedule = &recipe.schedule;
+        let schedules = Schedules::new(&schedule.kind, &schedule.config)
+            .map_err(|e| recipe.error_at("schedule", e.message))?;
+        let momentum = ["momentum", "beta1"].iter().find_map(|key| hyper.get(*key)?.as_f64());
+        if schedules.momentum.is_some() && momentum.is_none() {
+            let message = format!("{} has no momentum to schedule", section.name);
+            return Err(recipe.error_at("schedule.momentum", message).into());
+        }
+        Ok(Self { all, vars, schedules, momentum })
+    }
+
+    /// The learning rate of the recipe's optimizer at a time of the run.
+    pub fn lr(&self, time: &Time) -> f64 {
+        self.all[0].lr() * self.factor(time)
+    }
+
+    fn factor(&self, time: &Time) -> f64 {
+        let (t, total) = time.at(self.schedules.per);
+        self.schedules.rate.factor(t, total)
+    }
+
+    /// One step of all optimizers. When the first refuses, nothing has changed.
+    pub fn step(
+        &mut self,
+        grads: &GradStore,
+        context: StepContext,
+        time: &Time,
+        rate_scale: f64,
+    ) -> Result<(), RunError> {
+        let factor = self.factor(time) * rate_scale;
+        let context = match (&self.schedules.momentum, self.momentum) {
+            (Some(schedule), Some(momentum)) => {
+                let (t, total) = time.at(self.schedules.per);
+                context.momentum(momentum * schedule.factor(t, total))
+            }
+            _ => context,
+        };
+        for optimizer in &mut self.all {
+            let context = context.lr(optimizer.lr() * factor);
+            optimizer.step(grads, &context)?;
+        }
+        Ok(())
+    }
+
+    /// The plateau's look at an evaluation; lower is better.
+    pub fn observe(&mut self, metric: f64) {
+        self.schedules.rate.observe(metric);
+    }
+
+    pub fn plateau(&self) -> PlateauState {
+        self.schedules.rate.state
+    }
+
+    pub fn set_plateau(&mut self, state: PlateauState) {
+        self.schedules.rate.state = state;
+    }
+
+    /// The recipe's optimizer.
+    pub fn main(&self) -> &dyn Optimizer {
+        &*self.all[0]
+    }
+
+    /// The saved states as files: `optimizer.safetensors`, then `optimizer-1.safetensors`, …
+    pub fn save(&self) -> Result<BTreeMap<String, Vec<u8>>, RunError> {
+        let save = |(i, o): (usize, &Box<dyn Optimizer>)| Ok((file_name(i), o.state_dict()?.to_bytes()?));
+        self.all.iter().enumerate().map(save).collect()
+    }
+
+    /// Loads what [`Optimizers::save`] made.
+    pub fn load(&mut self, files: &BTreeMap<String, Vec<u8>>) -> Result<(), RunError> {
+        for (i, optimizer) in self.all.iter_mut().enumerate() {
+            let missing = || taper_optim::Error::State(vec![format!("no file {}", file_name(i))]);
+            let bytes = files.get(&file_name(i)).ok_or_else(missing)?;
+            optimizer.load_state_dict(&StateDict::from_bytes(bytes)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn file_name(i: usize) -> String {
+    if i == 0 { "optimizer.safetensors".into() } else { format!("optimizer-{i}.safetensors") }
+}
+
+/// Where in a run a step is, for schedules.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Time {
+    pub step: u64,
+    pub steps: u64,
+    pub epoch: u64,
+    pub epochs: u64,
+}
+
+impl Time {
+    fn at(&self, per: Per) -> (u64, u64) {
+        match per {
+            Per::Step => (self.step, self.steps),
+            Per::Epoch => (self.epoch, self.epochs),
+        }
+    }
+}

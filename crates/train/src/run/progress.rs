@@ -1,0 +1,80 @@
+//! What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere.
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+/// How much to show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Show {
+    /// A bar when standard error is a terminal, else lines.
+    #[default]
+    Auto,
+    /// Nothing.
+    Quiet,
+}
+
+/// The progress of one run.
+pub(crate) struct Progress {
+    name: String,
+    bar: Option<ProgressBar>,
+    quiet: bool,
+    spoke: Instant,
+}
+
+/// Without a terminal, a long epoch says where it is this often.
+const EVERY: Duration = Duration::from_secs(30);
+
+impl Progress {
+    pub fn new(name: &str, total: u64, done: u64, show: Show) -> Self {
+        let quiet = show == Show::Quiet;
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar =
+                ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_position(done);
+            // A literal that indicatif accepts; were it wrong, the default style would do.
+            if let Ok(style) = ProgressStyle::with_template(
+                "{prefix} {wide_bar:.cyan/dim} {pos}/{len} steps  {per_sec}  {msg}  {eta} left",
+            ) {
+                bar.set_style(style);
+            }
+            bar.set_prefix(name.to_owned());
+            bar.reset_eta();
+            bar
+        });
+        Self { name: name.to_owned(), bar, quiet, spoke: Instant::now() }
+    }
+
+    /// After a step.
+    pub fn step(&mut self, step: u64, total: u64, message: impl FnOnce() -> String) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(step);
+                // indicatif draws at most 20 times a second; the text need not be made more often.
+                if self.spoke.elapsed() > Duration::from_millis(50) {
+                    bar.set_message(message());
+                    self.spoke = Instant::now();
+                }
+            }
+            None if !self.quiet && self.spoke.elapsed() > EVERY => {
+                eprintln!("{}: step {step}/{total}, {}", self.name, message());
+                self.spoke = Instant::now();
+            }
+            None => {}
+        }
+    }
+
+    /// A line that stays.
+    pub fn line(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(format!("{}: {text}", self.name)),
+            None if !self.quiet => eprintln!("{}: {text}", self.name),
+            None => {}
+        }
+        self.spoke = Instant::now();
+    }
+
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

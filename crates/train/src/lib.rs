@@ -1,3 +1,4 @@
 //! taper
 
+pub mod data;
 pub mod recipe;

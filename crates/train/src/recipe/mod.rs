@@ -237,11 +237,6 @@ impl Recipe {
         }
     }
 
-    /// An error about a setting, shown where it was made: for what only shows when the recipe is put to use.
-    pub fn error_at(&self, path: &str, message: impl Into<String>) -> RecipeError {
-        RecipeError::new(ErrorKind::Value, message).at_opt(self.layers.place(&Path::parse(path)))
-    }
-
     fn text(&self, path: &str) -> Option<String> {
         let value = path.split('.').try_fold(&self.resolved, |value, key| value.get(key))?;
         Some(write::flow(value))

@@ -6,13 +6,14 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Average, Data, Group, Map, Optimizer, Select, Spec};
+use super::schema::{Average, Data, Group, Map, Optimizer, Per, Schedule, Select, Spec};
 
 /// The registries behind a recipe's open sections.
 ///
 /// Each method is given a name and the keys that the recipe sets (never `null` ones), and returns all keys of that
 /// section with their defaults filled in, or says which key is wrong. What it returns goes into the resolved recipe
-/// and so into the run's id. Methods that are not implemented accept everything and fill in nothing.
+/// and so into the run's id. A registry that knows a name by other names too returns the tag with the one to keep.
+/// Methods that are not implemented accept everything and fill in nothing.
 pub trait Sections {
     /// `optimizer`, and each of its groups. `hyper` holds `lr` if the recipe does.
     fn check_optimizer(&self, name: &str, hyper: &Map) -> Result<Map, SectionError> {
@@ -32,7 +33,7 @@ pub trait Sections {
         Ok(config.clone())
     }
 
-    /// `schedule`.
+    /// `schedule`, and its `momentum`.
     fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {
         let _ = kind;
         Ok(config.clone())
@@ -65,42 +66,36 @@ pub struct SectionError {
 
 /// Hands the open keys of every section to the registries and takes back the complete sections.
 pub(super) fn fill(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
-    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
-        fill_section(recipe, layers, section, tag, fixed, check)
-    };
-    open("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys))?;
-    open("model", "name", &["name"], &|name, keys| sections.check_model(name, keys))?;
-    open("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys))?;
-    open("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys))?;
-    if let Some(hyper) = recipe.get("optimizer").and_then(Value::as_object) {
-        ranges(hyper, &Path::parse("optimizer"), layers)?;
+    let schedule: Check<'_> = &|kind, keys| sections.check_schedule(kind, keys);
+    let open: [(&str, &str, &[&str], Check<'_>); 6] = [
+        ("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys)),
+        ("model", "name", &["name"], &|name, keys| sections.check_model(name, keys)),
+        ("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys)),
+        ("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys)),
+        ("schedule", "kind", &Schedule::KEYS, schedule),
+        ("schedule.momentum", "kind", &["kind"], schedule),
+    ];
+    for (path, tag, fixed, check) in open {
+        // A section of another type, or without its tag, is for the typed reading to report.
+        let mut steps = path.split('.');
+        let section = steps.next().and_then(|section| recipe.get_mut(section));
+        let Some(Value::Object(keys)) = steps.fold(section, |outer, key| outer?.get_mut(key)) else {
+            continue;
+        };
+        let Some(Value::String(name)) = keys.get(tag) else { continue };
+        let at = Path::parse(path);
+        if path == "optimizer" {
+            ranges(keys, &at, layers)?;
+        }
+        let full =
+            check(name, &open_keys(keys, fixed)).map_err(|error| refused(error, &at, tag, fixed, layers))?;
+        keys.retain(|key, _| fixed.contains(&key.as_str()));
+        keys.extend(full);
     }
-    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
-        fill_section(recipe, layers, section, tag, fixed, check)
-    };
-    open("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys))?;
     groups(recipe, layers, sections)
 }
 
 type Check<'a> = &'a dyn Fn(&str, &Map) -> Result<Map, SectionError>;
-
-fn fill_section(
-    recipe: &mut Map,
-    layers: &Layers,
-    section: &str,
-    tag: &str,
-    fixed: &[&str],
-    check: Check<'_>,
-) -> Result<(), RecipeError> {
-    // A section of another type, or without its tag, is for the typed reading to report.
-    let Some(Value::Object(keys)) = recipe.get_mut(section) else { return Ok(()) };
-    let Some(Value::String(name)) = keys.get(tag) else { return Ok(()) };
-    let full = check(name, &open_keys(keys, fixed))
-        .map_err(|error| refused(error, &Path::parse(section), tag, fixed, layers))?;
-    keys.retain(|key, _| fixed.contains(&key.as_str()));
-    keys.extend(full);
-    Ok(())
-}
 
 /// The keys a registry judges: `null` stands for "not set here", whatever a lower layer says.
 fn open_keys(keys: &Map, fixed: &[&str]) -> Map {
@@ -252,6 +247,10 @@ impl Checks<'_> {
     fn task(&self, spec: &Spec) -> Result<(), RecipeError> {
         let missing = |key: &str| Err(de::missing(&Path::parse(key), self.layers));
         match (&spec.data, &spec.model, &spec.problem) {
+            (None, None, Some(_)) if spec.schedule.per == Per::Epoch && spec.schedule.kind != "constant" => {
+                let message = "a problem has no epochs: give `schedule.per: step`".to_owned();
+                Err(self.fail(&Path::parse("schedule.kind"), message))
+            }
             (None, None, Some(_)) => Ok(()),
             (_, _, Some(_)) => Err(self
                 .fail(&Path::parse("problem"), "`problem` stands in place of `data` and `model`".to_owned())),

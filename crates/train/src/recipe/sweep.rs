@@ -4,7 +4,7 @@
 //! `random` and `halton`, `seeds`. A run's layer lies above the recipe and below the environment and `--set`; a
 //! `--set` of a key that the sweep varies is refused, because one of the two would be ignored.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Number, Value};
 use taper_models::rng::Rng;
 
@@ -20,12 +20,12 @@ use super::yaml::{Entry, Kind, Node};
 const MAX_RUNS: usize = 10_000;
 
 /// The section as written.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Sweep {
     /// Dotted keys and the values each takes; every combination is a run.
     #[serde(default)]
-    grid: serde_json::Map<String, Value>,
+    grid: Map,
     /// Partial recipes, one a run.
     #[serde(default)]
     list: Vec<Map>,
@@ -41,7 +41,7 @@ struct Sweep {
 }
 
 /// Points in a space of hyperparameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Points {
     /// How many.
@@ -50,11 +50,11 @@ struct Points {
     #[serde(default)]
     seed: u64,
     /// Dotted keys and the range of each.
-    space: serde_json::Map<String, Value>,
+    space: Map,
 }
 
 /// The values of one key: exactly one of these.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,
     expecting = "a range (`{log: [1e-4, 1]}`, `{uniform: [0, 1]}` or `{choice: [1, 2]}`)"

@@ -118,9 +118,7 @@ fn refused(error: SectionError, section: &Path, tag: &str, fixed: &[&str], layer
         return report.at_opt(layers.place(&path));
     }
     if inner.len() == 1 {
-        known.extend(
-            fixed.iter().map(|key| (*key).to_owned()).filter(|key| !known.contains(key)).collect::<Vec<_>>(),
-        );
+        known.extend(fixed.iter().map(|key| (*key).to_owned()));
     }
     report.at_opt(layers.key_place(&path)).known(last, &known)
 }
@@ -167,10 +165,9 @@ fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> 
             if value.is_null() {
                 continue;
             }
-            let found = if value.is_string() {
-                format!("the text `{}`", value.as_str().unwrap_or_default())
-            } else {
-                format!("`{value}`")
+            let found = match value {
+                Value::String(text) => format!("the text `{text}`"),
+                other => format!("`{other}`"),
             };
             return Err(RecipeError::new(
                 ErrorKind::Type,

@@ -208,19 +208,6 @@ fn mistakes_are_shown_at_the_text_that_is_wrong() {
             Section,
             &["did you mean `steps`?"],
         ),
-        ("schedule: {kind: cosine, per: day}", "day", Type, &["schedule.per: expected one of step, epoch"]),
-        (
-            "schedule: {kind: constant, momentum: {ratio: 1}}",
-            "momentum",
-            Missing,
-            &["`schedule.momentum.kind` is missing"],
-        ),
-        (
-            "schedule: {kind: constant, momentum: {kind: sequence, stages: [1, {stpes: 1}]}}",
-            "stpes",
-            Section,
-            &["did you mean `steps`?"],
-        ),
         ("data: {name: mnist, batch_size: 0}", "0", Value, &["data.batch_size must be at least 1"]),
         ("data: {name: mnist, val: 1.5}", "1.5", Type, &["a fraction between 0 and 1 or a whole number"]),
         (

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use taper_train::recipe::{
-    Average, Device, ErrorKind, Holdout, Map, Per, Recipe, SectionError, Sections, Task, Unchecked,
+    Average, Device, ErrorKind, Holdout, Map, Recipe, SectionError, Sections, Task, Unchecked,
 };
 
 fn write(folder: &Path, files: &[(&str, &str)]) {
@@ -112,7 +112,6 @@ fn other_tagged_sections_start_anew_too() {
     let text = text.replace("{epochs: 100}", "{epochs: 9, average: {kind: swa, start: 3}}");
     let recipe = parse(&text, &["schedule.kind=constant", "train.average.kind=ema", "model.name=resnet18"]);
     assert!(recipe.schedule.config.is_empty());
-    assert_eq!((recipe.schedule.per, &recipe.schedule.momentum), (Per::Epoch, &None));
     assert_eq!(recipe.train.average, Average::Ema { decay: 0.999, start: 0 });
     assert!(recipe.model.as_ref().unwrap().config.is_empty());
     // What every data set takes is a built-in default and stays.
@@ -252,26 +251,4 @@ train: {steps: 5}
     assert_eq!(serde_json::to_value(&first.hyper).unwrap(), serde_json::json!({"lr": 1}));
     assert_eq!(second.hyper["amsgrad"], true);
     assert_eq!(second.hyper["lr"], 0.5);
-}
-
-#[test]
-fn momentum_can_have_a_schedule_too() {
-    let text = format!(
-        "{BASE}schedule: {{kind: inverse_sqrt, per: step, momentum: {{kind: geometric, ratio: 0.999}}}}\n"
-    );
-    let recipe = parse(&text, &[]);
-    let momentum = recipe.schedule.momentum.as_ref().unwrap();
-    assert_eq!((recipe.schedule.per, momentum.kind.as_str()), (Per::Step, "geometric"));
-    assert_eq!(momentum.config["ratio"], 0.999);
-    // Another kind of either starts anew.
-    assert!(
-        parse(&text, &["schedule.momentum.kind=cosine"])
-            .schedule
-            .momentum
-            .as_ref()
-            .unwrap()
-            .config
-            .is_empty()
-    );
-    assert_eq!(parse(&text, &["schedule.kind=constant"]).schedule.momentum, None);
 }

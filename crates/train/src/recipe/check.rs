@@ -6,7 +6,7 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Average, Data, Group, Map, Optimizer, Per, Schedule, Select, Spec};
+use super::schema::{Average, Data, Group, Map, Optimizer, Select, Spec};
 
 /// The registries behind a recipe's open sections.
 ///
@@ -33,7 +33,7 @@ pub trait Sections {
         Ok(config.clone())
     }
 
-    /// `schedule`, and its `momentum`.
+    /// `schedule`.
     fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {
         let _ = kind;
         Ok(config.clone())
@@ -66,25 +66,19 @@ pub struct SectionError {
 
 /// Hands the open keys of every section to the registries and takes back the complete sections.
 pub(super) fn fill(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
-    let schedule: Check<'_> = &|kind, keys| sections.check_schedule(kind, keys);
-    let open: [(&str, &str, &[&str], Check<'_>); 6] = [
+    let open: [(&str, &str, &[&str], Check<'_>); 5] = [
         ("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys)),
         ("model", "name", &["name"], &|name, keys| sections.check_model(name, keys)),
         ("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys)),
         ("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys)),
-        ("schedule", "kind", &Schedule::KEYS, schedule),
-        ("schedule.momentum", "kind", &["kind"], schedule),
+        ("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys)),
     ];
-    for (path, tag, fixed, check) in open {
+    for (section, tag, fixed, check) in open {
         // A section of another type, or without its tag, is for the typed reading to report.
-        let mut steps = path.split('.');
-        let section = steps.next().and_then(|section| recipe.get_mut(section));
-        let Some(Value::Object(keys)) = steps.fold(section, |outer, key| outer?.get_mut(key)) else {
-            continue;
-        };
+        let Some(Value::Object(keys)) = recipe.get_mut(section) else { continue };
         let Some(Value::String(name)) = keys.get(tag) else { continue };
-        let at = Path::parse(path);
-        if path == "optimizer" {
+        let at = Path::parse(section);
+        if section == "optimizer" {
             ranges(keys, &at, layers)?;
         }
         let full =
@@ -244,10 +238,6 @@ impl Checks<'_> {
     fn task(&self, spec: &Spec) -> Result<(), RecipeError> {
         let missing = |key: &str| Err(de::missing(&Path::parse(key), self.layers));
         match (&spec.data, &spec.model, &spec.problem) {
-            (None, None, Some(_)) if spec.schedule.per == Per::Epoch && spec.schedule.kind != "constant" => {
-                let message = "a problem has no epochs: give `schedule.per: step`".to_owned();
-                Err(self.fail(&Path::parse("schedule.kind"), message))
-            }
             (None, None, Some(_)) => Ok(()),
             (_, _, Some(_)) => Err(self
                 .fail(&Path::parse("problem"), "`problem` stands in place of `data` and `model`".to_owned())),

@@ -3,7 +3,7 @@
 //!
 //! Two things a merge by keys would get wrong are settled before it:
 //!
-//! - **A section with a tag** (`optimizer.name`, `model.name`, `data.name`, `problem.name`, `schedule.kind`, `schedule.momentum.kind`,
+//! - **A section with a tag** (`optimizer.name`, `model.name`, `data.name`, `problem.name`, `schedule.kind`,
 //!   `train.average.kind`): a layer that sets another tag than the layers below it starts the section anew, so the
 //!   hyperparameters of one optimizer never leak into another. The built-in defaults, which hold only what every
 //!   data set or optimizer takes, stay.
@@ -24,13 +24,12 @@ use super::source::{Origin, Source, Span, tidy};
 use super::yaml::{self, Entry, Kind, Node};
 
 /// Sections that start anew when their tag changes.
-const TAGGED: [(&[&str], &str); 7] = [
+const TAGGED: [(&[&str], &str); 6] = [
     (&["data"], "name"),
     (&["model"], "name"),
     (&["problem"], "name"),
     (&["optimizer"], "name"),
     (&["schedule"], "kind"),
-    (&["schedule", "momentum"], "kind"),
     (&["train", "average"], "kind"),
 ];
 

@@ -294,36 +294,7 @@ pub enum NoDecay {
 pub struct Schedule {
     /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `geometric`, `plateau` or `sequence`.
     pub kind: String,
-    /// What the schedule's time counts.
-    pub per: Per,
-    /// How momentum moves, if it does: a schedule of the same kinds, in the same time.
-    pub momentum: Option<Curve>,
-    /// The schedule's own keys.
-    #[serde(flatten)]
-    pub config: Map,
-}
-
-impl Schedule {
-    pub(super) const KEYS: [&str; 3] = ["kind", "per", "momentum"];
-}
-
-/// What a schedule's time counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Per {
-    /// Optimizer steps.
-    Step,
-    /// Epochs.
-    Epoch,
-}
-
-/// A factor over time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(expecting = "a section (a map of keys)")]
-pub struct Curve {
-    /// As in [`Schedule`].
-    pub kind: String,
-    /// The schedule's own keys.
+    /// The schedule's own keys, what its time counts (`per`), and how momentum moves (`momentum`).
     #[serde(flatten)]
     pub config: Map,
 }

@@ -248,6 +248,22 @@ fn damaged() -> impl Strategy<Value = String> {
     )
 }
 
+/// What the tests below once found.
+#[test]
+fn old_finds_stay_found() {
+    for text in [
+        "Σ:",
+        "\u{80}",
+        "\u{9b}31m: 1",
+        "sweep: {list: [{'a.': 1}]}",
+        "sweep: {grid: {.: [1]}}",
+        "train: [1]",
+        "a: |\n\n",
+    ] {
+        exercise(parse(text, &[]));
+    }
+}
+
 proptest! {
     #[test]
     fn arbitrary_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..400)) {

@@ -81,6 +81,28 @@ fn a_setting_that_the_sweep_would_hide_is_refused() {
 }
 
 #[test]
+fn a_key_is_varied_in_one_place() {
+    for sweep in [
+        "sweep: {grid: {optimizer.c: [1, 2]}, list: [{optimizer: {c: 3}}]}",
+        "sweep: {grid: {seed: [1, 2]}, seeds: [1, 2]}",
+        "sweep: {list: [{optimizer.c: 1, optimizer: {c: 2}}]}",
+    ] {
+        let error = load(sweep, &[]).unwrap_err();
+        assert!(error.message().ends_with("is varied twice"), "{error}");
+    }
+}
+
+#[test]
+fn parts_of_a_sweep_can_be_left_out() {
+    let sweep = "sweep: {grid: {optimizer.c: [1, 2]}, seeds: [1, 2]}";
+    assert_eq!(runs(sweep, &["sweep.grid=null"]), ["seed=1", "seed=2"]);
+    assert_eq!(runs(sweep, &["sweep.seeds=null"]), ["optimizer.c=1", "optimizer.c=2"]);
+    for empty in ["sweep.seeds=[]", "sweep.list=[]"] {
+        assert!(load(sweep, &[empty]).is_err(), "{empty}");
+    }
+}
+
+#[test]
 fn a_grid_that_explodes_is_refused_before_it_is_built() {
     let values: Vec<String> = (0..100).map(|value| value.to_string()).collect();
     let keys: Vec<String> = (0..30).map(|key| format!("optimizer.k{key}: [{}]", values.join(","))).collect();
@@ -99,6 +121,7 @@ fn halton_points_are_the_halton_sequence() {
     for (c, expected) in cs.iter().zip([1.0, 2.0, 1.0 / 3.0]) {
         assert!((c - expected).abs() < 1e-15, "{c} {expected}");
     }
+    load(&sweep.replace("count: 3", "count: 3, seed: 18446744073709551615"), &[]).unwrap();
     // Base 5 gives 0.2, 0.4, 0.6.
     let sizes: Vec<usize> =
         recipe.runs().iter().filter_map(|run| Some(run.data.as_ref()?.batch_size)).collect();

@@ -12,7 +12,8 @@ use super::schema::{Average, Data, Group, Map, Optimizer, Select, Spec};
 ///
 /// Each method is given a name and the keys that the recipe sets (never `null` ones), and returns all keys of that
 /// section with their defaults filled in, or says which key is wrong. What it returns goes into the resolved recipe
-/// and so into the run's id. Methods that are not implemented accept everything and fill in nothing.
+/// and so into the run's id. A registry that knows a name by other names too returns the tag with the one to keep.
+/// Methods that are not implemented accept everything and fill in nothing.
 pub trait Sections {
     /// `optimizer`, and each of its groups. `hyper` holds `lr` if the recipe does.
     fn check_optimizer(&self, name: &str, hyper: &Map) -> Result<Map, SectionError> {
@@ -65,42 +66,30 @@ pub struct SectionError {
 
 /// Hands the open keys of every section to the registries and takes back the complete sections.
 pub(super) fn fill(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
-    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
-        fill_section(recipe, layers, section, tag, fixed, check)
-    };
-    open("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys))?;
-    open("model", "name", &["name"], &|name, keys| sections.check_model(name, keys))?;
-    open("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys))?;
-    open("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys))?;
-    if let Some(hyper) = recipe.get("optimizer").and_then(Value::as_object) {
-        ranges(hyper, &Path::parse("optimizer"), layers)?;
+    let open: [(&str, &str, &[&str], Check<'_>); 5] = [
+        ("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys)),
+        ("model", "name", &["name"], &|name, keys| sections.check_model(name, keys)),
+        ("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys)),
+        ("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys)),
+        ("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys)),
+    ];
+    for (section, tag, fixed, check) in open {
+        // A section of another type, or without its tag, is for the typed reading to report.
+        let Some(Value::Object(keys)) = recipe.get_mut(section) else { continue };
+        let Some(Value::String(name)) = keys.get(tag) else { continue };
+        let at = Path::parse(section);
+        if section == "optimizer" {
+            ranges(keys, &at, layers)?;
+        }
+        let full =
+            check(name, &open_keys(keys, fixed)).map_err(|error| refused(error, &at, tag, fixed, layers))?;
+        keys.retain(|key, _| fixed.contains(&key.as_str()));
+        keys.extend(full);
     }
-    let mut open = |section: &str, tag: &str, fixed: &[&str], check: Check<'_>| {
-        fill_section(recipe, layers, section, tag, fixed, check)
-    };
-    open("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys))?;
     groups(recipe, layers, sections)
 }
 
 type Check<'a> = &'a dyn Fn(&str, &Map) -> Result<Map, SectionError>;
-
-fn fill_section(
-    recipe: &mut Map,
-    layers: &Layers,
-    section: &str,
-    tag: &str,
-    fixed: &[&str],
-    check: Check<'_>,
-) -> Result<(), RecipeError> {
-    // A section of another type, or without its tag, is for the typed reading to report.
-    let Some(Value::Object(keys)) = recipe.get_mut(section) else { return Ok(()) };
-    let Some(Value::String(name)) = keys.get(tag) else { return Ok(()) };
-    let full = check(name, &open_keys(keys, fixed))
-        .map_err(|error| refused(error, &Path::parse(section), tag, fixed, layers))?;
-    keys.retain(|key, _| fixed.contains(&key.as_str()));
-    keys.extend(full);
-    Ok(())
-}
 
 /// The keys a registry judges: `null` stands for "not set here", whatever a lower layer says.
 fn open_keys(keys: &Map, fixed: &[&str]) -> Map {
@@ -123,9 +112,7 @@ fn refused(error: SectionError, section: &Path, tag: &str, fixed: &[&str], layer
         return report.at_opt(layers.place(&path));
     }
     if inner.len() == 1 {
-        known.extend(
-            fixed.iter().map(|key| (*key).to_owned()).filter(|key| !known.contains(key)).collect::<Vec<_>>(),
-        );
+        known.extend(fixed.iter().map(|key| (*key).to_owned()));
     }
     report.at_opt(layers.key_place(&path)).known(last, &known)
 }
@@ -172,10 +159,9 @@ fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> 
             if value.is_null() {
                 continue;
             }
-            let found = if value.is_string() {
-                format!("the text `{}`", value.as_str().unwrap_or_default())
-            } else {
-                format!("`{value}`")
+            let found = match value {
+                Value::String(text) => format!("the text `{text}`"),
+                other => format!("`{other}`"),
             };
             return Err(RecipeError::new(
                 ErrorKind::Type,

@@ -389,6 +389,10 @@ fn spread(layer: &mut Node, above: &mut Vec<String>, entries: &[Entry]) -> Resul
             Kind::Map(inner) if !inner.is_empty() => spread(layer, above, inner)?,
             _ => {
                 let path: Vec<&str> = above.iter().map(String::as_str).collect();
+                if at(layer, &path).is_some() {
+                    let message = format!("`{}` is varied twice", above.join("."));
+                    return Err(RecipeError::new(ErrorKind::Value, message).at(&entry.key_span));
+                }
                 layer.insert(&path, &entry.key_span, entry.node.clone());
             }
         }

@@ -292,9 +292,9 @@ pub enum NoDecay {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Schedule {
-    /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `plateau` or `sequence`.
+    /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `geometric`, `plateau` or `sequence`.
     pub kind: String,
-    /// The schedule's own keys.
+    /// The schedule's own keys, what its time counts (`per`), and how momentum moves (`momentum`).
     #[serde(flatten)]
     pub config: Map,
 }

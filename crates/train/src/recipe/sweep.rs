@@ -4,7 +4,7 @@
 //! `random` and `halton`, `seeds`. A run's layer lies above the recipe and below the environment and `--set`; a
 //! `--set` of a key that the sweep varies is refused, because one of the two would be ignored.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Number, Value};
 use taper_models::rng::Rng;
 
@@ -20,15 +20,15 @@ use super::yaml::{Entry, Kind, Node};
 const MAX_RUNS: usize = 10_000;
 
 /// The section as written.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Sweep {
     /// Dotted keys and the values each takes; every combination is a run.
     #[serde(default)]
-    grid: serde_json::Map<String, Value>,
+    grid: Option<Map>,
     /// Partial recipes, one a run.
     #[serde(default)]
-    list: Vec<Map>,
+    list: Option<Vec<Map>>,
     /// Points drawn at random.
     #[serde(default)]
     random: Option<Points>,
@@ -37,11 +37,11 @@ struct Sweep {
     halton: Option<Points>,
     /// Values of `seed`.
     #[serde(default)]
-    seeds: Vec<u64>,
+    seeds: Option<Vec<u64>>,
 }
 
 /// Points in a space of hyperparameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Points {
     /// How many.
@@ -50,11 +50,11 @@ struct Points {
     #[serde(default)]
     seed: u64,
     /// Dotted keys and the range of each.
-    space: serde_json::Map<String, Value>,
+    space: Map,
 }
 
 /// The values of one key: exactly one of these.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(
     deny_unknown_fields,
     expecting = "a range (`{log: [1e-4, 1]}`, `{uniform: [0, 1]}` or `{choice: [1, 2]}`)"
@@ -90,10 +90,10 @@ pub(super) fn expand(layers: &Layers, top: &[Node]) -> Result<Option<Vec<Variati
     let sweep: Sweep = de::read(section, &root, layers)?;
     let mut axes: Vec<Vec<Vec<Entry>>> = Vec::new();
     let reader = Reader { layers, root };
-    if section.get("list").is_some_and(|list| !list.is_null()) {
-        axes.push(reader.list(sweep.list.len())?);
+    if let Some(list) = &sweep.list {
+        axes.push(reader.list(list.len())?);
     }
-    for key in sweep.grid.keys() {
+    for key in sweep.grid.iter().flat_map(Map::keys) {
         axes.push(reader.values(reader.root.key("grid").key(key), key)?);
     }
     for (name, points) in [("random", &sweep.random), ("halton", &sweep.halton)] {
@@ -101,7 +101,7 @@ pub(super) fn expand(layers: &Layers, top: &[Node]) -> Result<Option<Vec<Variati
             axes.push(reader.points(name, points)?);
         }
     }
-    if !sweep.seeds.is_empty() {
+    if sweep.seeds.is_some() {
         axes.push(reader.values(reader.root.key("seeds"), "seed")?);
     }
     let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.len()));
@@ -198,7 +198,7 @@ impl Reader<'_> {
             let entry =
                 |(dimension, (key, range, key_span, span)): (usize, &(&String, Range, &Span, &Span))| {
                     let unit = match name {
-                        "halton" => halton(index as u64 + 1 + points.seed, PRIMES[dimension]),
+                        "halton" => halton(points.seed.saturating_add(index as u64 + 1), PRIMES[dimension]),
                         // Depends on (seed, key, index) only: a key added to the space moves no other.
                         _ => Rng::new(points.seed, "sweep", key, index as u64).uniform(),
                     };

@@ -88,6 +88,51 @@ pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, ad
     }
 }
 
+/// A B as a new row-major matrix.
+///
+/// Large results are written into memory that was never cleared: zeroing a gradient of megabytes first costs as
+/// much as one more pass of the optimizer over it.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
+    let (m, n, k) = (a.rows, b.cols, a.cols);
+    assert_eq!(k, b.rows, "inner dimensions");
+    if m * n < 1 << 18 || k == 0 {
+        let mut c = vec![T::ZERO; m * n];
+        gemm(isa, a, b, &mut c, n, false);
+        return c;
+    }
+    let mut c: Vec<T> = Vec::with_capacity(m * n);
+    // SAFETY: the constructors of `Mat` have checked the operands' extents, and `c` has room for m·n elements,
+    // every one of which is written: it is not read, and k > 0.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            1,
+            n as isize,
+            false,
+            a.data.as_ptr(),
+            a.cs as isize,
+            a.rs as isize,
+            b.data.as_ptr(),
+            b.cs as isize,
+            b.rs as isize,
+            T::ZERO,
+            T::ONE,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(0),
+        );
+        c.set_len(m * n);
+    }
+    c
+}
+
 /// Whether our kernel, which does not pack, beats the `gemm` crate: while B stays in the cache.
 #[cfg(target_arch = "x86_64")]
 fn fits(m: usize, n: usize, k: usize) -> bool {
@@ -165,6 +210,17 @@ mod tests {
                 let limit = eps * (k as f64 + 2.0) * 0.25 * (k as f64 + 2.0).max(2.0);
                 assert!((got - want).abs() <= limit, "{m}x{n}x{k} {i},{j}: {got} {want}");
             }
+        }
+    }
+
+    #[test]
+    fn a_new_matrix_holds_the_same() {
+        for (m, n, k) in [(3, 5, 2), (700, 450, 3), (700, 450, 0)] {
+            let (a, b): (Vec<f32>, Vec<f32>) = (numbers(m * k, 1), numbers(k * n, 2));
+            let (a, b) = (Mat::new(&a, m, k), Mat::new(&b, n, k).t());
+            let mut c = vec![1.0; m * n];
+            gemm(Isa::detect(), a, b, &mut c, n, false);
+            assert_eq!(product(Isa::detect(), a, b), c);
         }
     }
 

@@ -7,7 +7,7 @@
 //! The sequential product has few rows (the batch) and weights that are read again in every step. With AVX-512
 //! they are packed once a call into the order in which they are read: forward in panels of 16 units × 4 gates, so
 //! that the task which has summed a panel applies the nonlinearities at once; backward in panels of units.
-use super::gemm::{Mat, gemm};
+use super::gemm::{Mat, gemm, product};
 use super::multiversion::multiversion;
 use super::{Buf, Isa, Real, as_f32, as_f32_mut, vmath};
 use rayon::prelude::*;
@@ -161,17 +161,12 @@ pub(crate) fn backward<T: Real>(
     }
     // From here on `gates` holds the gradients of the gates before their nonlinearities.
     let dg = Mat::new(&saved.gates, rows, width);
-    let product = |a: Mat<T>, b: Mat<T>, m: usize, n: usize| {
-        let mut c = vec![T::ZERO; m * n];
-        gemm(isa, a, b, &mut c, n, false);
-        c
-    };
     let w_hh = wanted.w_hh.then(|| {
         // The hidden state that each step started from: h0, then y without its last step.
         let mut before = Buf::dirty(rows * hidden);
         before[..state].copy_from_slice(layer.h0);
         before[state..].copy_from_slice(&y[..(rows - batch) * hidden]);
-        let mut dw = product(dg.t(), Mat::new(&before, rows, hidden), width, hidden);
+        let mut dw = product(isa, dg.t(), Mat::new(&before, rows, hidden));
         if let Some(kept) = layer.kept {
             let scale = T::from_f64(kept.scale);
             let pairs = dw.par_iter_mut().zip(kept.keep).with_min_len(1 << 15);
@@ -181,8 +176,8 @@ pub(crate) fn backward<T: Real>(
     });
     Grads {
         w_hh,
-        w_ih: wanted.w_ih.then(|| product(dg.t(), Mat::new(layer.x, rows, input), width, input)),
-        x: wanted.x.then(|| product(dg, Mat::new(layer.w_ih, width, input), rows, input)),
+        w_ih: wanted.w_ih.then(|| product(isa, dg.t(), Mat::new(layer.x, rows, input))),
+        x: wanted.x.then(|| product(isa, dg, Mat::new(layer.w_ih, width, input))),
         bias: wanted.bias.then(|| super::sums::column_sums(&saved.gates, width)),
     }
 }
@@ -235,27 +230,68 @@ fn activate_row<const FMA: bool>(
 }
 
 /// The cell of consecutive units of one row; all slices have the length of `h`.
+///
+/// Sixteen units at a time, in loops of known length: that is what the compiler turns into whole vectors. The rest
+/// goes through arrays padded with zeros.
 #[inline(always)]
 fn activate_units<const FMA: bool>(
-    [gi, gf, ga, go]: [&mut [f32]; 4],
-    [bi, bf, ba, bo]: [&[f32]; 4],
+    mut gates: [&mut [f32]; 4],
+    bias: [&[f32]; 4],
     c_before: &[f32],
     c: &mut [f32],
     h: &mut [f32],
 ) {
-    let n = h.len();
-    let (gi, gf, ga, go) = (&mut gi[..n], &mut gf[..n], &mut ga[..n], &mut go[..n]);
-    let (bi, bf, ba, bo, c_before, c) = (&bi[..n], &bf[..n], &ba[..n], &bo[..n], &c_before[..n], &mut c[..n]);
-    for j in 0..n {
-        let i = vmath::sigmoid::<FMA>(gi[j] + bi[j]);
-        let f = vmath::sigmoid::<FMA>(gf[j] + bf[j]);
-        let a = vmath::tanh::<FMA>(ga[j] + ba[j]);
-        let o = vmath::sigmoid::<FMA>(go[j] + bo[j]);
-        let cell = f * c_before[j] + i * a;
-        c[j] = cell;
-        h[j] = o * vmath::tanh::<FMA>(cell);
-        (gi[j], gf[j], ga[j], go[j]) = (i, f, a, o);
+    for at in (0..h.len()).step_by(LANES) {
+        let n = LANES.min(h.len() - at);
+        let [i, f, a, o] = [0, 1, 2, 3].map(|q| load(&gates[q][at..at + n]));
+        let [bi, bf, ba, bo] = bias.map(|bias| load(&bias[at..at + n]));
+        let before = load(&c_before[at..at + n]);
+        let i = array(|j| vmath::sigmoid::<FMA>(i[j] + bi[j]));
+        let f = array(|j| vmath::sigmoid::<FMA>(f[j] + bf[j]));
+        let a = array(|j| vmath::tanh::<FMA>(a[j] + ba[j]));
+        let o = array(|j| vmath::sigmoid::<FMA>(o[j] + bo[j]));
+        let cell = array(|j| f[j] * before[j] + i[j] * a[j]);
+        let hidden = array(|j| o[j] * vmath::tanh::<FMA>(cell[j]));
+        store(&mut c[at..at + n], &cell);
+        store(&mut h[at..at + n], &hidden);
+        for (gates, values) in gates.iter_mut().zip([&i, &f, &a, &o]) {
+            store(&mut gates[at..at + n], values);
+        }
     }
+}
+
+/// Lanes of the widest vector.
+const LANES: usize = 16;
+
+/// Up to 16 numbers, padded with zeros.
+#[inline(always)]
+fn load(from: &[f32]) -> [f32; LANES] {
+    match from.try_into() {
+        Ok(full) => full,
+        Err(_) => {
+            let mut padded = [0.0; LANES];
+            padded[..from.len()].copy_from_slice(from);
+            padded
+        }
+    }
+}
+
+/// The first of 16 numbers, as many as there is room for.
+#[inline(always)]
+fn store(to: &mut [f32], values: &[f32; LANES]) {
+    match to.as_chunks_mut() {
+        ([full], []) => *full = *values,
+        _ => to.copy_from_slice(&values[..to.len()]),
+    }
+}
+
+#[inline(always)]
+fn array(f: impl Fn(usize) -> f32) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    for (j, out) in out.iter_mut().enumerate() {
+        *out = f(j);
+    }
+    out
 }
 
 /// One row of one step backwards: gates in `g` become the gradients of their sums; `dc`, the gradient of the cell
@@ -301,24 +337,27 @@ fn differentiate_row<const FMA: bool>(
 /// The cell backwards for consecutive units of one row; all slices have the length of `dh`.
 #[inline(always)]
 fn differentiate_units<const FMA: bool>(
-    [gi, gf, ga, go]: [&mut [f32]; 4],
+    mut gates: [&mut [f32]; 4],
     c_before: &[f32],
     c: &[f32],
     dh: &[f32],
     dc: &mut [f32],
 ) {
-    let n = dh.len();
-    let (gi, gf, ga, go) = (&mut gi[..n], &mut gf[..n], &mut ga[..n], &mut go[..n]);
-    let (c_before, c, dc) = (&c_before[..n], &c[..n], &mut dc[..n]);
-    for j in 0..n {
-        let (i, f, a, o) = (gi[j], gf[j], ga[j], go[j]);
-        let tanh_c = vmath::tanh::<FMA>(c[j]);
-        let d = dc[j] + dh[j] * o * (1.0 - tanh_c * tanh_c);
-        gi[j] = d * a * (i * (1.0 - i));
-        gf[j] = d * c_before[j] * (f * (1.0 - f));
-        ga[j] = d * i * (1.0 - a * a);
-        go[j] = dh[j] * tanh_c * (o * (1.0 - o));
-        dc[j] = d * f;
+    for at in (0..dh.len()).step_by(LANES) {
+        let n = LANES.min(dh.len() - at);
+        let [i, f, a, o] = [0, 1, 2, 3].map(|q| load(&gates[q][at..at + n]));
+        let (before, c) = (load(&c_before[at..at + n]), load(&c[at..at + n]));
+        let (dh, after) = (load(&dh[at..at + n]), load(&dc[at..at + n]));
+        let tanh_c = array(|j| vmath::tanh::<FMA>(c[j]));
+        let d = array(|j| after[j] + dh[j] * o[j] * (1.0 - tanh_c[j] * tanh_c[j]));
+        let di = array(|j| d[j] * a[j] * (i[j] * (1.0 - i[j])));
+        let df = array(|j| d[j] * before[j] * (f[j] * (1.0 - f[j])));
+        let da = array(|j| d[j] * i[j] * (1.0 - a[j] * a[j]));
+        let do_ = array(|j| dh[j] * tanh_c[j] * (o[j] * (1.0 - o[j])));
+        store(&mut dc[at..at + n], &array(|j| d[j] * f[j]));
+        for (gates, values) in gates.iter_mut().zip([&di, &df, &da, &do_]) {
+            store(&mut gates[at..at + n], values);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 use super::{dtype_error, shape_error, slice, with_slice};
 use crate::Result;
 use crate::backward::deliver;
-use crate::kernels::gemm::{Mat, gemm};
+use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Isa, Real};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
@@ -149,14 +149,9 @@ impl Linear {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
         let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect());
         let from = |g: &[T]| {
-            let product = |a: Mat<T>, b: Mat<T>, rows: usize| {
-                let mut c = vec![T::ZERO; rows * k];
-                gemm(isa, a, b, &mut c, k, false);
-                c
-            };
             let gm = Mat::new(g, m, n);
-            let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(gm, Mat::new(w, n, k), m))?));
-            let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(gm.t(), Mat::new(x, m, k), n))?));
+            let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(isa, gm, Mat::new(w, n, k)))?));
+            let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(isa, gm.t(), Mat::new(x, m, k)))?));
             let db = b.filter(|_| want_b).map(|b| deliver(b, column_sums(g, n)));
             Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
         };

@@ -3,7 +3,7 @@ use super::cross_entropy::{CrossEntropy, cross_entropy, in_place, target_rows};
 use super::{Activation, dtype_error, linear, shape_error, slice, with_slice};
 use crate::Result;
 use crate::backward::deliver;
-use crate::kernels::gemm::{Mat, gemm};
+use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::softmax::Row;
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa, Real};
@@ -110,13 +110,9 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
             }
             v
         };
-        let product = |a: Mat<T>, b: Mat<T>, m: usize| {
-            let mut c = vec![T::ZERO; m * k];
-            gemm(isa, a, b, &mut c, k, false);
-            scaled(c)
-        };
-        let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(g, Mat::new(w, c, k), n))?));
-        let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(g.t(), Mat::new(x, n, k), c))?));
+        let dx = want_x.then(|| deliver(x, scaled(with_slice(w, |w| product(isa, g, Mat::new(w, c, k)))?)));
+        let dw =
+            want_w.then(|| deliver(w, scaled(with_slice(x, |x| product(isa, g.t(), Mat::new(x, n, k)))?)));
         let db = want_b.then(|| deliver(b, scaled(column_sums(&gradient, c))));
         Ok((dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()))
     }

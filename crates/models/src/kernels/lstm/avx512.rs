@@ -117,30 +117,22 @@ unsafe fn panel<const NV: usize>(
     }
 }
 
-/// The weights of a block of at most 16 × 16, dropped and padded with zeros.
-fn block(
-    w: &[f32],
-    kept: Option<Kept>,
-    width: usize,
-    rows: std::ops::Range<usize>,
-    col: usize,
-) -> [f32; 256] {
-    let mut tile = [0.0; 256];
-    let cols = LANES.min(width - col);
-    for (out, row) in tile.chunks_exact_mut(LANES).zip(rows) {
-        let from = row * width + col;
-        let w = &w[from..from + cols];
-        match kept {
-            None => out[..cols].copy_from_slice(w),
-            Some(kept) => {
-                let scale = kept.scale as f32;
-                for ((out, w), keep) in out.iter_mut().zip(w).zip(&kept.keep[from..from + cols]) {
-                    *out = if *keep != 0 { *w * scale } else { 0.0 };
-                }
+/// Row after row, `w` with its mask applied: `out[..n]` from element `from` on.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn copy_kept(out: &mut [f32], w: &[f32], kept: Option<Kept>, from: usize) {
+    let w = &w[from..from + out.len()];
+    match kept {
+        None => out.copy_from_slice(w),
+        Some(kept) => {
+            let (scale, keep) = (kept.scale as f32, &kept.keep[from..from + w.len()]);
+            for ((out, w), keep) in out.iter_mut().zip(w).zip(keep) {
+                // Multiplied rather than chosen, so that it becomes vector code; a weight times zero is zero
+                // unless the weight is not finite, and then nothing that follows is either.
+                *out = *w * (scale * f32::from(*keep));
             }
         }
     }
-    tile
 }
 
 /// Forward panels: row `k` of panel `u` holds, gate by gate, column `k` of the weights of units `16u..16u + 16`.
@@ -148,23 +140,33 @@ fn pack_gates(w: &[f32], kept: Option<Kept>, hidden: usize) -> Buf<f32> {
     let panels = hidden.div_ceil(LANES);
     let mut packed = Buf::dirty(panels * hidden * 4 * LANES);
     packed.par_chunks_mut(hidden * 4 * LANES).enumerate().for_each(|(u, panel)| {
-        let unit = u * LANES;
-        let units = LANES.min(hidden - unit);
-        for gate in 0..4 {
-            for k in (0..hidden).step_by(LANES) {
-                let first = gate * hidden + unit;
-                let tile = block(w, kept, hidden, first..first + units, k);
-                let mut turned = [0.0; 256];
-                // SAFETY: this module runs with AVX-512F only; both are 16 × 16.
-                unsafe { transpose16(tile.as_ptr(), LANES, turned.as_mut_ptr(), LANES) };
-                for (row, turned) in turned.chunks_exact(LANES).enumerate().take(hidden - k) {
-                    let at = (k + row) * 4 * LANES + gate * LANES;
-                    panel[at..at + LANES].copy_from_slice(turned);
-                }
-            }
-        }
+        // SAFETY: this module runs with AVX-512F only.
+        unsafe { pack_units_of_gates(w, kept, hidden, u * LANES, panel) }
     });
     packed
+}
+
+/// One panel of [`pack_gates`].
+#[target_feature(enable = "avx512f")]
+fn pack_units_of_gates(w: &[f32], kept: Option<Kept>, hidden: usize, unit: usize, panel: &mut [f32]) {
+    let units = LANES.min(hidden - unit);
+    // Sixteen rows of weights, as long as they are; the rows and columns beyond the last stay zero.
+    let stride = hidden.next_multiple_of(LANES);
+    let mut rows = vec![0.0; LANES * stride];
+    for gate in 0..4 {
+        for (i, row) in rows.chunks_exact_mut(stride).take(units).enumerate() {
+            copy_kept(&mut row[..hidden], w, kept, (gate * hidden + unit + i) * hidden);
+        }
+        for k in (0..hidden).step_by(LANES) {
+            let mut turned = [0.0; LANES * LANES];
+            // SAFETY: 16 rows of 16 columns, both inside.
+            unsafe { transpose16(rows[k..].as_ptr(), stride, turned.as_mut_ptr(), LANES) };
+            let lines = panel[k * 4 * LANES..].chunks_exact_mut(4 * LANES);
+            for (line, turned) in lines.zip(turned.chunks_exact(LANES)) {
+                line[gate * LANES..(gate + 1) * LANES].copy_from_slice(turned);
+            }
+        }
+    }
 }
 
 /// Backward panels: row `j` of panel `p` holds columns `p·width..` of row `j` of the weights.
@@ -173,19 +175,10 @@ fn pack_units(w: &[f32], kept: Option<Kept>, hidden: usize, width: usize) -> Buf
     packed.par_chunks_mut(4 * hidden * width).enumerate().for_each(|(p, panel)| {
         let cols = width.min(hidden - p * width);
         for (j, out) in panel.chunks_exact_mut(width).enumerate() {
-            let from = j * hidden + p * width;
             let (inside, beyond) = out.split_at_mut(cols);
             beyond.fill(0.0);
-            let w = &w[from..from + cols];
-            match kept {
-                None => inside.copy_from_slice(w),
-                Some(kept) => {
-                    let scale = kept.scale as f32;
-                    for ((out, w), keep) in inside.iter_mut().zip(w).zip(&kept.keep[from..from + cols]) {
-                        *out = if *keep != 0 { *w * scale } else { 0.0 };
-                    }
-                }
-            }
+            // SAFETY: this module runs with AVX-512F only.
+            unsafe { copy_kept(inside, w, kept, j * hidden + p * width) };
         }
     });
     packed

@@ -4,6 +4,12 @@
 //! do not depend on the number of threads. A kernel that has an AVX-512 form takes the instruction set as an
 //! argument ([`Isa`]); callers pass [`Isa::detect`], tests pass each.
 pub(crate) mod buffer;
+pub(crate) mod conv;
+#[cfg(target_arch = "x86_64")]
+mod conv_direct;
+mod conv_portable;
+#[cfg(target_arch = "x86_64")]
+mod conv_wino;
 pub(crate) mod gemm;
 pub(crate) mod lstm;
 pub(crate) mod multiversion;

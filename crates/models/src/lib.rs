@@ -6,13 +6,16 @@
 //! candle's are wrong or slow on the CPU.
 
 mod backward;
+pub mod densenet;
 mod error;
 pub mod init;
 mod kernels;
+mod layers;
 pub mod lstm;
 pub mod model;
 pub mod ops;
 pub mod registry;
+pub mod resnet;
 pub mod rng;
 
 pub use backward::backward;

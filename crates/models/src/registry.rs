@@ -62,7 +62,11 @@ pub struct Registry(BTreeMap<&'static str, Entry>);
 impl Registry {
     /// All models of this crate.
     pub fn builtin() -> Self {
-        Self::default()
+        let mut models = Self::default();
+        let registered = [crate::resnet::register, crate::densenet::register].map(|f| f(&mut models));
+        // Only a name used twice can fail, and a test builds this list.
+        debug_assert!(registered.iter().all(Result::is_ok), "{registered:?}");
+        models
     }
 
     /// Adds a model under a new name. Values missing from a recipe come from `base`.

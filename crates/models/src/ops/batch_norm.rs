@@ -253,7 +253,7 @@ impl Features {
     }
 }
 
-impl<T: Element> Joined<T> {
+impl<T: Real> Joined<T> {
     fn new(x: Host<T>) -> Self {
         Self { handle: x.handle.clone(), parts: vec![(x, Arc::default())] }
     }

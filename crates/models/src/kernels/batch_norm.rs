@@ -59,30 +59,34 @@ pub fn moments<T: Real>(isa: Isa, x: Rows<T>) -> Moments {
     let (c, count) = (x.channels, x.count());
     let shift = x.row(0);
     let sums = chunk_sums::<T>(count, c, |r0, r1, sum, square| {
-        vectorize(isa, || {
-            for r in (r0..r1).step_by(4) {
-                // Four rows a trip, so that the accumulators in L1 are loaded and stored a quarter as often.
-                if r + 4 <= r1 {
-                    let rows = [x.row(r), x.row(r + 1), x.row(r + 2), x.row(r + 3)];
-                    let [a, b, d, e] = rows.map(|row| &row[..c]);
-                    let (sum, square, shift) = (&mut sum[..c], &mut square[..c], &shift[..c]);
-                    for j in 0..c {
-                        let (a, b) = (a[j] - shift[j], b[j] - shift[j]);
-                        let (d, e) = (d[j] - shift[j], e[j] - shift[j]);
-                        sum[j] += (a + b) + (d + e);
-                        square[j] += (a * a + b * b) + (d * d + e * e);
-                    }
-                } else {
-                    for row in (r..r1).map(|r| x.row(r)) {
-                        for (j, v) in row.iter().enumerate() {
-                            let d = *v - shift[j];
-                            sum[j] += d;
-                            square[j] += d * d;
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                for r in (r0..r1).step_by(4) {
+                    // Four rows a trip, so that the accumulators in L1 are loaded and stored a quarter as often.
+                    if r + 4 <= r1 {
+                        let rows = [x.row(r), x.row(r + 1), x.row(r + 2), x.row(r + 3)];
+                        let [a, b, d, e] = rows.map(|row| &row[..c]);
+                        let (sum, square, shift) = (&mut sum[..c], &mut square[..c], &shift[..c]);
+                        for j in 0..c {
+                            let (a, b) = (a[j] - shift[j], b[j] - shift[j]);
+                            let (d, e) = (d[j] - shift[j], e[j] - shift[j]);
+                            sum[j] += (a + b) + (d + e);
+                            square[j] += (a * a + b * b) + (d * d + e * e);
+                        }
+                    } else {
+                        for row in (r..r1).map(|r| x.row(r)) {
+                            for (j, v) in row.iter().enumerate() {
+                                let d = *v - shift[j];
+                                sum[j] += d;
+                                square[j] += d * d;
+                            }
                         }
                     }
                 }
-            }
-        });
+            },
+        );
     });
     let n = count as f64;
     let (sum, square) = sums.split_at(c);
@@ -140,6 +144,25 @@ fn relu_if<T: Real>(relu: bool, v: T) -> T {
     if relu && v <= T::ZERO { T::ZERO } else { v }
 }
 
+#[inline(always)]
+fn apply_row<T: Real>(x: &[T], scale: &[T], shift: &[T], residual: Option<&[T]>, relu: bool, y: &mut [T]) {
+    let c = x.len();
+    let (scale, shift, y) = (&scale[..c], &shift[..c], &mut y[..c]);
+    match residual {
+        Some(residual) => {
+            let residual = &residual[..c];
+            for j in 0..c {
+                y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
+            }
+        }
+        None => {
+            for j in 0..c {
+                y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
+            }
+        }
+    }
+}
+
 /// y = x scale + shift (+ residual), then ReLU if asked for, with the channels of `xs` side by side.
 pub fn apply<T: Real>(
     isa: Isa,
@@ -151,29 +174,22 @@ pub fn apply<T: Real>(
 ) {
     let all = affine.scale.len();
     y.par_chunks_mut(ROWS * all).with_min_len(2).enumerate().for_each(|(i, y)| {
-        vectorize(isa, || {
-            for (first, x) in placed(xs) {
-                let c = x.channels;
-                let (scale, shift) = (&affine.scale[first..][..c], &affine.shift[first..][..c]);
-                for (r, y) in y.chunks_exact_mut(all).enumerate() {
-                    let r = i * ROWS + r;
-                    let (x, y) = (x.row(r), &mut y[first..][..c]);
-                    match residual {
-                        Some(residual) => {
-                            let residual = &residual[r * all + first..][..c];
-                            for j in 0..c {
-                                y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
-                            }
-                        }
-                        None => {
-                            for j in 0..c {
-                                y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
-                            }
-                        }
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                for (first, x) in placed(xs) {
+                    let c = x.channels;
+                    let (scale, shift) = (&affine.scale[first..][..c], &affine.shift[first..][..c]);
+                    for (r, y) in y.chunks_exact_mut(all).enumerate() {
+                        let r = i * ROWS + r;
+                        let (x, y) = (x.row(r), &mut y[first..][..c]);
+                        let residual = residual.map(|residual| &residual[r * all + first..][..c]);
+                        apply_row(x, scale, shift, residual, relu, y);
                     }
                 }
-            }
-        });
+            },
+        );
     });
 }
 
@@ -213,35 +229,159 @@ pub struct Gradient<T> {
     d: Vec<T>,
 }
 
-/// `$body` for every channel of a tensor that starts at channel `$first`, with `$g` the part of `$dy` (a row of
-/// that tensor's channels) that passes the gate. `$r` is the row, `$all` the channels of all tensors.
-macro_rules! gated {
-    ($gate:expr, ($r:expr, $first:expr, $all:expr), $x:expr, $dy:expr, |$j:ident, $g:ident| $body:expr) => {{
-        let c = $x.len();
-        match $gate {
-            Gate::None => {
-                for $j in 0..c {
-                    let $g = $dy[$j];
-                    $body
-                }
-            }
+impl<'a, T: Real> Gate<'a, T> {
+    /// What the gate of row `r` needs, for the `c` channels from `first` of `all`.
+    #[inline(always)]
+    fn at(self, r: usize, (first, c, all): (usize, usize, usize)) -> Row<'a, T> {
+        match self {
+            Gate::None => Row { scale: &[], shift: &[], y: &[] },
             Gate::Affine(affine) => {
-                let (scale, shift) = (&affine.scale[$first..][..c], &affine.shift[$first..][..c]);
-                for $j in 0..c {
-                    let open = $x[$j] * scale[$j] + shift[$j] > T::ZERO;
-                    let $g = if open { $dy[$j] } else { T::ZERO };
-                    $body
-                }
+                Row { scale: &affine.scale[first..][..c], shift: &affine.shift[first..][..c], y: &[] }
             }
-            Gate::Output(y) => {
-                let y = &y[$r * $all + $first..][..c];
-                for $j in 0..c {
-                    let $g = if y[$j] > T::ZERO { $dy[$j] } else { T::ZERO };
-                    $body
-                }
-            }
+            Gate::Output(y) => Row { scale: &[], shift: &[], y: &y[r * all + first..][..c] },
         }
-    }};
+    }
+
+    /// The gate's kind, as the constant that the inner loops are compiled for.
+    fn kind(self) -> u8 {
+        match self {
+            Gate::None => NONE,
+            Gate::Affine(_) => AFFINE,
+            Gate::Output(_) => OUTPUT,
+        }
+    }
+}
+
+const NONE: u8 = 0;
+const AFFINE: u8 = 1;
+const OUTPUT: u8 = 2;
+
+/// A gate at one row.
+#[derive(Clone, Copy)]
+struct Row<'a, T> {
+    scale: &'a [T],
+    shift: &'a [T],
+    y: &'a [T],
+}
+
+/// `$f` with the gate's kind as its constant: the choice is made once a chunk and not once an element.
+macro_rules! by_kind {
+    ($gate:expr, $f:ident($($args:expr),*)) => {
+        match $gate.kind() {
+            AFFINE => $f::<T, AFFINE>($($args),*),
+            OUTPUT => $f::<T, OUTPUT>($($args),*),
+            _ => $f::<T, NONE>($($args),*),
+        }
+    };
+}
+
+/// The part of `g` that passes: the inner loops below are functions of their own so that the compiler knows that
+/// their slices do not overlap.
+#[inline(always)]
+fn pass<T: Real, const KIND: u8>(gate: &Row<T>, x: T, g: T, j: usize) -> T {
+    let open = match KIND {
+        AFFINE => x * gate.scale[j] + gate.shift[j] > T::ZERO,
+        OUTPUT => gate.y[j] > T::ZERO,
+        _ => true,
+    };
+    if open { g } else { T::ZERO }
+}
+
+/// Cuts the gate's slices to `c`, which frees the loops of bounds checks.
+#[inline(always)]
+fn cut<'a, T, const KIND: u8>(gate: Row<'a, T>, c: usize) -> Row<'a, T> {
+    match KIND {
+        AFFINE => Row { scale: &gate.scale[..c], shift: &gate.shift[..c], ..gate },
+        OUTPUT => Row { y: &gate.y[..c], ..gate },
+        _ => gate,
+    }
+}
+
+/// Adds the sums of R rows.
+#[inline(always)]
+fn sum_rows<T: Real, const KIND: u8, const R: usize>(
+    x: [&[T]; R],
+    dy: [&[T]; R],
+    gates: [Row<T>; R],
+    mean: &[T],
+    sum: &mut [T],
+    product: &mut [T],
+) {
+    let c = mean.len();
+    let (x, dy) = (x.map(|x| &x[..c]), dy.map(|dy| &dy[..c]));
+    let (sum, product) = (&mut sum[..c], &mut product[..c]);
+    let gates = gates.map(|gate| cut::<T, KIND>(gate, c));
+    for j in 0..c {
+        let (mut s, mut p) = (sum[j], product[j]);
+        for i in 0..R {
+            let g = pass::<T, KIND>(&gates[i], x[i][j], dy[i][j], j);
+            s += g;
+            p += g * (x[i][j] - mean[j]);
+        }
+        sum[j] = s;
+        product[j] = p;
+    }
+}
+
+/// Adds the sums of rows `r0..r1` of one tensor.
+#[inline(always)]
+fn sum_chunk<T: Real, const KIND: u8>(
+    (r0, r1): (usize, usize),
+    (x, first, all): (Rows<T>, usize, usize),
+    (dy, gate): (&[T], Gate<T>),
+    mean: &[T],
+    sum: &mut [T],
+    product: &mut [T],
+) {
+    let c = x.channels;
+    let dy = |r: usize| &dy[r * all + first..][..c];
+    let gate = |r: usize| gate.at(r, (first, c, all));
+    let mut r = r0;
+    while r + 4 <= r1 {
+        let rows = [r, r + 1, r + 2, r + 3];
+        sum_rows::<T, KIND, 4>(rows.map(|r| x.row(r)), rows.map(dy), rows.map(gate), mean, sum, product);
+        r += 4;
+    }
+    for r in r..r1 {
+        sum_rows::<T, KIND, 1>([x.row(r)], [dy(r)], [gate(r)], mean, sum, product);
+    }
+}
+
+/// dx = a g + b x + d in place of dy.
+#[inline(always)]
+fn replace_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let dy = &mut dy[..c];
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dy[j] = a[j] * g + (b[j] * x[j] + d[j]);
+    }
+}
+
+/// The same into `dx`, while dy becomes g.
+#[inline(always)]
+fn split_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T], dx: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let (dy, dx) = (&mut dy[..c], &mut dx[..c]);
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dx[j] = a[j] * g + (b[j] * x[j] + d[j]);
+        dy[j] = g;
+    }
+}
+
+/// The same added to `dx`.
+#[inline(always)]
+fn add_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &[T], dx: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let (dy, dx) = (&dy[..c], &mut dx[..c]);
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dx[j] += a[j] * g + (b[j] * x[j] + d[j]);
+    }
 }
 
 impl<T: Real> Gradient<T> {
@@ -251,20 +391,19 @@ impl<T: Real> Gradient<T> {
         let count = dy.len() / all;
         let mean: Vec<T> = with.moments.mean.iter().map(|m| T::from_f64(*m)).collect();
         let sums = chunk_sums::<T>(count, all, |r0, r1, sum, product| {
-            vectorize(isa, || {
-                for (first, x) in placed(xs) {
-                    let c = x.channels;
-                    let mean = &mean[first..][..c];
-                    let (sum, product) = (&mut sum[first..][..c], &mut product[first..][..c]);
-                    for r in r0..r1 {
-                        let (x, dy) = (x.row(r), &dy[r * all + first..][..c]);
-                        gated!(gate, (r, first, all), x, dy, |j, g| {
-                            sum[j] += g;
-                            product[j] += g * (x[j] - mean[j]);
-                        });
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (first, x) in placed(xs) {
+                        let c = x.channels;
+                        let (sum, product) = (&mut sum[first..][..c], &mut product[first..][..c]);
+                        let mean = &mean[first..][..c];
+                        let at = (x, first, all);
+                        by_kind!(gate, sum_chunk((r0, r1), at, (dy, gate), mean, sum, product));
                     }
-                }
-            });
+                },
+            );
         });
         let n = count as f64;
         let (sum, product) = sums.split_at(all);
@@ -283,37 +422,46 @@ impl<T: Real> Gradient<T> {
         }
     }
 
+    /// Coefficients of `c` channels from `first`.
+    #[inline(always)]
+    fn abd(&self, first: usize, c: usize) -> [&[T]; 3] {
+        [&self.a[first..][..c], &self.b[first..][..c], &self.d[first..][..c]]
+    }
+
     /// Second pass: turns `dy` into dx.
     pub fn input_in_place(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>) {
         let c = x.channels;
+        let abd = self.abd(0, c);
         dy.par_chunks_mut(ROWS * c).with_min_len(2).enumerate().for_each(|(i, dy)| {
-            vectorize(isa, || {
-                let (a, b, d) = (&self.a[..c], &self.b[..c], &self.d[..c]);
-                for (k, dy) in dy.chunks_exact_mut(c).enumerate() {
-                    let r = i * ROWS + k;
-                    let x = x.row(r);
-                    gated!(gate, (r, 0, c), x, dy, |j, g| dy[j] = a[j] * g + (b[j] * x[j] + d[j]));
-                }
-            });
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (k, dy) in dy.chunks_exact_mut(c).enumerate() {
+                        let r = i * ROWS + k;
+                        by_kind!(gate, replace_row(x.row(r), gate.at(r, (0, c, c)), abd, dy));
+                    }
+                },
+            );
         });
     }
 
     /// Second pass with a residual: turns `dy` into the residual's gradient and writes dx to `dx`.
     pub fn input_and_residual(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>, dx: &mut [T]) {
         let c = x.channels;
+        let abd = self.abd(0, c);
         let dx = dx.par_chunks_mut(ROWS * c);
         dy.par_chunks_mut(ROWS * c).zip(dx).with_min_len(2).enumerate().for_each(|(i, (dy, dx))| {
-            vectorize(isa, || {
-                let (a, b, d) = (&self.a[..c], &self.b[..c], &self.d[..c]);
-                for (k, (dy, dx)) in dy.chunks_exact_mut(c).zip(dx.chunks_exact_mut(c)).enumerate() {
-                    let r = i * ROWS + k;
-                    let x = x.row(r);
-                    gated!(gate, (r, 0, c), x, dy, |j, g| {
-                        dx[j] = a[j] * g + (b[j] * x[j] + d[j]);
-                        dy[j] = g;
-                    });
-                }
-            });
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (k, (dy, dx)) in dy.chunks_exact_mut(c).zip(dx.chunks_exact_mut(c)).enumerate() {
+                        let r = i * ROWS + k;
+                        by_kind!(gate, split_row(x.row(r), gate.at(r, (0, c, c)), abd, dy, dx));
+                    }
+                },
+            );
         });
     }
 
@@ -324,20 +472,22 @@ impl<T: Real> Gradient<T> {
         let count = dy.len() / all;
         let outs: Vec<_> = dxs.iter_mut().map(|dx| Shared::new(dx)).collect();
         (0..count.div_ceil(ROWS)).into_par_iter().with_min_len(2).for_each(|i| {
-            vectorize(isa, || {
-                for ((first, x), out) in placed(xs).zip(&outs) {
-                    let c = x.channels;
-                    let (a, b, d) = (&self.a[first..][..c], &self.b[first..][..c], &self.d[first..][..c]);
-                    for r in i * ROWS..count.min((i + 1) * ROWS) {
-                        let (x, dy) = (x.row(r), &dy[r * all + first..][..c]);
-                        // SAFETY: dx has the length of x, and every row belongs to one task.
-                        let out = unsafe { out.slice(r * c, c) };
-                        gated!(gate, (r, first, all), x, dy, |j, g| {
-                            out[j] += a[j] * g + (b[j] * x[j] + d[j])
-                        });
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for ((first, x), out) in placed(xs).zip(&outs) {
+                        let c = x.channels;
+                        let abd = self.abd(first, c);
+                        for r in i * ROWS..count.min((i + 1) * ROWS) {
+                            // SAFETY: dx has the length of x, and every row belongs to one task.
+                            let out = unsafe { out.slice(r * c, c) };
+                            let dy = &dy[r * all + first..][..c];
+                            by_kind!(gate, add_row(x.row(r), gate.at(r, (first, c, all)), abd, dy, out));
+                        }
                     }
-                }
-            });
+                },
+            );
         });
     }
 }

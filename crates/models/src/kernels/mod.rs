@@ -167,7 +167,7 @@ impl<T> Shared<T> {
 }
 
 /// Calls `f`, compiled for the vectors of this CPU: `f` is plain Rust that the compiler vectorises, so every
-/// instruction set gives the same bits.
+/// instruction set gives the same bits. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]

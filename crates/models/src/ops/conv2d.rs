@@ -97,7 +97,8 @@ impl Conv2d {
 /// `[out, in / groups, rows, columns]`, plus `bias` `[out]`.
 ///
 /// The gradient of `x` is not computed when nobody needs it. On devices other than the CPU this is candle's own
-/// `conv2d` between two permutations; it takes equal strides and paddings for both axes only.
+/// `conv2d` between two permutations; it takes equal strides and paddings for both axes only, and its backward
+/// pass fails where the stride leaves unequal remainders on the two axes.
 pub fn conv2d(
     x: &FeatureMap,
     weight: &Tensor,

@@ -46,6 +46,12 @@ pub enum Error {
         /// What was given.
         found: String,
     },
+    /// A second walk back through a graph: the first one has freed what the op had kept for it.
+    #[error("{op}: the backward pass has already run")]
+    BackwardTwice {
+        /// The op.
+        op: &'static str,
+    },
     /// A model name nobody registered.
     #[error("unknown model `{name}`{}; known: {}", nearest(.name, .known), .known.join(", "))]
     UnknownModel {

@@ -6,14 +6,17 @@
 //! candle's are wrong or slow on the CPU.
 
 mod backward;
+pub mod densenet;
 mod error;
 pub mod init;
 mod kernels;
+mod layers;
 pub mod lstm;
 pub mod mlp;
 pub mod model;
 pub mod ops;
 pub mod registry;
+pub mod resnet;
 pub mod rng;
 
 pub use backward::backward;

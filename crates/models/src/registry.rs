@@ -64,13 +64,12 @@ impl Registry {
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         let mut add = || -> Result<()> {
-            registry.register(
-                "mlp",
-                "linear layers with ReLU between them",
-                crate::mlp::MlpConfig::default(),
-            )?;
+            let about = "linear layers with ReLU between them";
+            registry.register("mlp", about, crate::mlp::MlpConfig::default())?;
             let about = "LSTM language model with tied embedding (AWD-LSTM)";
-            registry.register("lstm", about, crate::lstm::LstmConfig::default())
+            registry.register("lstm", about, crate::lstm::LstmConfig::default())?;
+            crate::resnet::register(&mut registry)?;
+            crate::densenet::register(&mut registry)
         };
         add().expect("the names above are distinct, which `builtin_names_are_distinct` tests");
         registry

@@ -132,7 +132,8 @@ mod tests {
         let address = a.as_ptr();
         pool.give(a);
         pool.give(b);
-        assert_eq!(pool.take(100).as_ptr(), address);
+        let again = pool.take(100);
+        assert_eq!(again.as_ptr(), address);
     }
 
     #[test]

@@ -3,10 +3,18 @@
 //! Every kernel cuts its work by shape, never by thread count, and sums in a fixed order: the bits of a result
 //! do not depend on the number of threads. A kernel that has an AVX-512 form takes the instruction set as an
 //! argument ([`Isa`]); callers pass [`Isa::detect`], tests pass each.
+pub(crate) mod batch_norm;
 pub(crate) mod buffer;
+pub(crate) mod conv;
+#[cfg(target_arch = "x86_64")]
+mod conv_direct;
+mod conv_portable;
+#[cfg(target_arch = "x86_64")]
+mod conv_wino;
 pub(crate) mod gemm;
 pub(crate) mod lstm;
 pub(crate) mod multiversion;
+pub(crate) mod pool;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod simd;
 pub(crate) mod softmax;
@@ -158,12 +166,49 @@ impl<T> Shared<T> {
     }
 }
 
+/// Calls `f`, compiled for the vectors of this CPU: `f` is plain Rust that the compiler vectorises, so every
+/// instruction set gives the same bits. Mark the closure `#[inline(always)]`, or it is compiled on its own.
+#[inline(always)]
+pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f")]
+        fn wide<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        #[target_feature(enable = "avx2")]
+        fn medium<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        if isa == Isa::Avx512 {
+            // SAFETY: whoever passes `Avx512` has detected it.
+            return unsafe { wide(f) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: just detected.
+            return unsafe { medium(f) };
+        }
+    }
+    let _ = isa;
+    f()
+}
+
 /// `a += b`, in parallel.
 pub(crate) fn add_assign<T: Real>(a: &mut [T], b: &[T]) {
     assert_eq!(a.len(), b.len());
     a.par_chunks_mut(1 << 15).zip(b.par_chunks(1 << 15)).for_each(|(a, b)| {
         for (a, b) in a.iter_mut().zip(b) {
             *a += *b;
+        }
+    });
+}
+
+/// Calls `f` with each element of `a` and its counterpart in `b`, in parallel.
+pub(crate) fn map_pairs<T: Real>(a: &mut [T], b: &[T], f: impl Fn(&mut T, T) + Sync) {
+    assert_eq!(a.len(), b.len());
+    a.par_chunks_mut(1 << 15).zip(b.par_chunks(1 << 15)).for_each(|(a, b)| {
+        for (a, b) in a.iter_mut().zip(b) {
+            f(a, *b);
         }
     });
 }

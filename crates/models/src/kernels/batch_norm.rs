@@ -1,0 +1,493 @@
+//! Batch normalisation with an optional residual and ReLU over `[pixels, channels]`.
+//!
+//! Forward reads x twice and writes y; backward reads (dy, x) twice and writes dx: the least a correct
+//! implementation can do, at the speed of memory. Partial sums run over fixed chunks of rows in the element type
+//! and are combined in f64 in the order of chunks, so the result does not depend on the number of threads; they
+//! are sums of differences to the first pixel, so that |mean| ≫ σ loses nothing.
+use super::{Buf, Isa, Real, Shared, vectorize};
+use rayon::prelude::*;
+
+/// Rows of a chunk.
+const ROWS: usize = 256;
+
+/// `[pixels, channels]` without gaps: one of the tensors whose channels are normalised side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a, T> {
+    data: &'a [T],
+    channels: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// A matrix of `channels` columns.
+    pub fn new(data: &'a [T], channels: usize) -> Self {
+        Self { data, channels }
+    }
+
+    fn count(&self) -> usize {
+        self.data.len() / self.channels
+    }
+
+    #[inline(always)]
+    fn row(&self, r: usize) -> &'a [T] {
+        &self.data[r * self.channels..][..self.channels]
+    }
+}
+
+/// Each of the tensors with the number of its first channel in their concatenation.
+#[inline(always)]
+fn placed<'a, 'b, T: Copy>(
+    xs: &'b [Rows<'a, T>],
+) -> impl Iterator<Item = (usize, Rows<'a, T>)> + use<'a, 'b, T> {
+    let mut first = 0;
+    xs.iter().map(move |x| {
+        first += x.channels;
+        (first - x.channels, *x)
+    })
+}
+
+/// The moments of each channel.
+#[derive(Clone, Debug)]
+pub struct Moments {
+    /// Mean.
+    pub mean: Vec<f64>,
+    /// Mean squared deviation (biased).
+    pub var: Vec<f64>,
+}
+
+/// Mean and variance of each channel.
+pub fn moments<T: Real>(isa: Isa, x: Rows<T>) -> Moments {
+    let (c, count) = (x.channels, x.count());
+    let shift = x.row(0);
+    let sums = chunk_sums::<T>(count, c, |r0, r1, sum, square| {
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                for r in (r0..r1).step_by(4) {
+                    // Four rows a trip, so that the accumulators in L1 are loaded and stored a quarter as often.
+                    if r + 4 <= r1 {
+                        let rows = [x.row(r), x.row(r + 1), x.row(r + 2), x.row(r + 3)];
+                        let [a, b, d, e] = rows.map(|row| &row[..c]);
+                        let (sum, square, shift) = (&mut sum[..c], &mut square[..c], &shift[..c]);
+                        for j in 0..c {
+                            let (a, b) = (a[j] - shift[j], b[j] - shift[j]);
+                            let (d, e) = (d[j] - shift[j], e[j] - shift[j]);
+                            sum[j] += (a + b) + (d + e);
+                            square[j] += (a * a + b * b) + (d * d + e * e);
+                        }
+                    } else {
+                        for row in (r..r1).map(|r| x.row(r)) {
+                            for (j, v) in row.iter().enumerate() {
+                                let d = *v - shift[j];
+                                sum[j] += d;
+                                square[j] += d * d;
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    });
+    let n = count as f64;
+    let (sum, square) = sums.split_at(c);
+    let mean = sum.iter().zip(shift).map(|(s, shift)| s / n + shift.to_f64()).collect();
+    let var = sum.iter().zip(square).map(|(s, q)| (q / n - (s / n) * (s / n)).max(0.0)).collect();
+    Moments { mean, var }
+}
+
+/// Two sums a channel over all rows: `f(first, end, a, b)` adds those of a chunk.
+fn chunk_sums<T: Real>(
+    count: usize,
+    c: usize,
+    f: impl Fn(usize, usize, &mut [T], &mut [T]) + Sync,
+) -> Vec<f64> {
+    let chunks = count.div_ceil(ROWS);
+    let mut partial = Buf::<T>::zeros(chunks * 2 * c);
+    partial.par_chunks_exact_mut(2 * c).with_min_len(2).enumerate().for_each(|(i, out)| {
+        let (a, b) = out.split_at_mut(c);
+        f(i * ROWS, count.min((i + 1) * ROWS), a, b);
+    });
+    let mut total = vec![0.0; 2 * c];
+    for chunk in partial.chunks_exact(2 * c) {
+        for (t, v) in total.iter_mut().zip(chunk) {
+            *t += v.to_f64();
+        }
+    }
+    total
+}
+
+/// Per channel y = x scale + shift.
+#[derive(Clone, Debug)]
+pub struct Affine<T> {
+    /// γ / σ.
+    pub scale: Vec<T>,
+    /// β − mean γ / σ.
+    pub shift: Vec<T>,
+}
+
+impl<T: Real> Affine<T> {
+    /// The map that normalises with `moments` and applies `gamma` and `beta`.
+    pub fn new(moments: &Moments, gamma: &[T], beta: &[T], eps: f64) -> Self {
+        let scale = |j: usize| gamma[j].to_f64() / (moments.var[j] + eps).sqrt();
+        let shift = |j: usize| beta[j].to_f64() - moments.mean[j] * scale(j);
+        let channels = 0..gamma.len();
+        Self {
+            scale: channels.clone().map(|j| T::from_f64(scale(j))).collect(),
+            shift: channels.map(|j| T::from_f64(shift(j))).collect(),
+        }
+    }
+}
+
+#[inline(always)]
+fn relu_if<T: Real>(relu: bool, v: T) -> T {
+    // NaN fails the comparison and has to survive, as in PyTorch.
+    if relu && v <= T::ZERO { T::ZERO } else { v }
+}
+
+#[inline(always)]
+fn apply_row<T: Real>(x: &[T], scale: &[T], shift: &[T], residual: Option<&[T]>, relu: bool, y: &mut [T]) {
+    let c = x.len();
+    let (scale, shift, y) = (&scale[..c], &shift[..c], &mut y[..c]);
+    match residual {
+        Some(residual) => {
+            let residual = &residual[..c];
+            for j in 0..c {
+                y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
+            }
+        }
+        None => {
+            for j in 0..c {
+                y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
+            }
+        }
+    }
+}
+
+/// y = x scale + shift (+ residual), then ReLU if asked for, with the channels of `xs` side by side.
+pub fn apply<T: Real>(
+    isa: Isa,
+    xs: &[Rows<T>],
+    affine: &Affine<T>,
+    residual: Option<&[T]>,
+    relu: bool,
+    y: &mut [T],
+) {
+    let all = affine.scale.len();
+    y.par_chunks_mut(ROWS * all).with_min_len(2).enumerate().for_each(|(i, y)| {
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                for (first, x) in placed(xs) {
+                    let c = x.channels;
+                    let (scale, shift) = (&affine.scale[first..][..c], &affine.shift[first..][..c]);
+                    for (r, y) in y.chunks_exact_mut(all).enumerate() {
+                        let r = i * ROWS + r;
+                        let (x, y) = (x.row(r), &mut y[first..][..c]);
+                        let residual = residual.map(|residual| &residual[r * all + first..][..c]);
+                        apply_row(x, scale, shift, residual, relu, y);
+                    }
+                }
+            },
+        );
+    });
+}
+
+/// Where the ReLU after the normalisation was open.
+#[derive(Clone, Copy, Debug)]
+pub enum Gate<'a, T> {
+    /// There was none.
+    None,
+    /// Where x scale + shift > 0, which is computed again: cheaper than to read y.
+    Affine(&'a Affine<T>),
+    /// Where the output is positive.
+    Output(&'a [T]),
+}
+
+/// What the normalisation was made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Normalized<'a, T> {
+    /// Mean and variance that were used.
+    pub moments: &'a Moments,
+    /// γ.
+    pub gamma: &'a [T],
+    /// ε.
+    pub eps: f64,
+    /// Whether the moments were those of x itself (training) or constants (evaluation).
+    pub of_batch: bool,
+}
+
+/// The parameters' gradients, and dx = a g + b x + d with one (a, b, d) a channel.
+#[derive(Clone, Debug)]
+pub struct Gradient<T> {
+    /// dγ.
+    pub gamma: Vec<T>,
+    /// dβ.
+    pub beta: Vec<T>,
+    a: Vec<T>,
+    b: Vec<T>,
+    d: Vec<T>,
+}
+
+impl<'a, T: Real> Gate<'a, T> {
+    /// What the gate of row `r` needs, for the `c` channels from `first` of `all`.
+    #[inline(always)]
+    fn at(self, r: usize, (first, c, all): (usize, usize, usize)) -> Row<'a, T> {
+        match self {
+            Gate::None => Row { scale: &[], shift: &[], y: &[] },
+            Gate::Affine(affine) => {
+                Row { scale: &affine.scale[first..][..c], shift: &affine.shift[first..][..c], y: &[] }
+            }
+            Gate::Output(y) => Row { scale: &[], shift: &[], y: &y[r * all + first..][..c] },
+        }
+    }
+
+    /// The gate's kind, as the constant that the inner loops are compiled for.
+    fn kind(self) -> u8 {
+        match self {
+            Gate::None => NONE,
+            Gate::Affine(_) => AFFINE,
+            Gate::Output(_) => OUTPUT,
+        }
+    }
+}
+
+const NONE: u8 = 0;
+const AFFINE: u8 = 1;
+const OUTPUT: u8 = 2;
+
+/// A gate at one row.
+#[derive(Clone, Copy)]
+struct Row<'a, T> {
+    scale: &'a [T],
+    shift: &'a [T],
+    y: &'a [T],
+}
+
+/// `$f` with the gate's kind as its constant: the choice is made once a chunk and not once an element.
+macro_rules! by_kind {
+    ($gate:expr, $f:ident($($args:expr),*)) => {
+        match $gate.kind() {
+            AFFINE => $f::<T, AFFINE>($($args),*),
+            OUTPUT => $f::<T, OUTPUT>($($args),*),
+            _ => $f::<T, NONE>($($args),*),
+        }
+    };
+}
+
+/// The part of `g` that passes: the inner loops below are functions of their own so that the compiler knows that
+/// their slices do not overlap.
+#[inline(always)]
+fn pass<T: Real, const KIND: u8>(gate: &Row<T>, x: T, g: T, j: usize) -> T {
+    let open = match KIND {
+        AFFINE => x * gate.scale[j] + gate.shift[j] > T::ZERO,
+        OUTPUT => gate.y[j] > T::ZERO,
+        _ => true,
+    };
+    if open { g } else { T::ZERO }
+}
+
+/// Cuts the gate's slices to `c`, which frees the loops of bounds checks.
+#[inline(always)]
+fn cut<'a, T, const KIND: u8>(gate: Row<'a, T>, c: usize) -> Row<'a, T> {
+    match KIND {
+        AFFINE => Row { scale: &gate.scale[..c], shift: &gate.shift[..c], ..gate },
+        OUTPUT => Row { y: &gate.y[..c], ..gate },
+        _ => gate,
+    }
+}
+
+/// Adds the sums of R rows.
+#[inline(always)]
+fn sum_rows<T: Real, const KIND: u8, const R: usize>(
+    x: [&[T]; R],
+    dy: [&[T]; R],
+    gates: [Row<T>; R],
+    mean: &[T],
+    sum: &mut [T],
+    product: &mut [T],
+) {
+    let c = mean.len();
+    let (x, dy) = (x.map(|x| &x[..c]), dy.map(|dy| &dy[..c]));
+    let (sum, product) = (&mut sum[..c], &mut product[..c]);
+    let gates = gates.map(|gate| cut::<T, KIND>(gate, c));
+    for j in 0..c {
+        let (mut s, mut p) = (sum[j], product[j]);
+        for i in 0..R {
+            let g = pass::<T, KIND>(&gates[i], x[i][j], dy[i][j], j);
+            s += g;
+            p += g * (x[i][j] - mean[j]);
+        }
+        sum[j] = s;
+        product[j] = p;
+    }
+}
+
+/// Adds the sums of rows `r0..r1` of one tensor.
+#[inline(always)]
+fn sum_chunk<T: Real, const KIND: u8>(
+    (r0, r1): (usize, usize),
+    (x, first, all): (Rows<T>, usize, usize),
+    (dy, gate): (&[T], Gate<T>),
+    mean: &[T],
+    sum: &mut [T],
+    product: &mut [T],
+) {
+    let c = x.channels;
+    let dy = |r: usize| &dy[r * all + first..][..c];
+    let gate = |r: usize| gate.at(r, (first, c, all));
+    let mut r = r0;
+    while r + 4 <= r1 {
+        let rows = [r, r + 1, r + 2, r + 3];
+        sum_rows::<T, KIND, 4>(rows.map(|r| x.row(r)), rows.map(dy), rows.map(gate), mean, sum, product);
+        r += 4;
+    }
+    for r in r..r1 {
+        sum_rows::<T, KIND, 1>([x.row(r)], [dy(r)], [gate(r)], mean, sum, product);
+    }
+}
+
+/// dx = a g + b x + d in place of dy.
+#[inline(always)]
+fn replace_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let dy = &mut dy[..c];
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dy[j] = a[j] * g + (b[j] * x[j] + d[j]);
+    }
+}
+
+/// The same into `dx`, while dy becomes g.
+#[inline(always)]
+fn split_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T], dx: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let (dy, dx) = (&mut dy[..c], &mut dx[..c]);
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dx[j] = a[j] * g + (b[j] * x[j] + d[j]);
+        dy[j] = g;
+    }
+}
+
+/// The same added to `dx`.
+#[inline(always)]
+fn add_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &[T], dx: &mut [T]) {
+    let c = x.len();
+    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
+    let (dy, dx) = (&dy[..c], &mut dx[..c]);
+    for j in 0..c {
+        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+        dx[j] += a[j] * g + (b[j] * x[j] + d[j]);
+    }
+}
+
+impl<T: Real> Gradient<T> {
+    /// First pass over (dy, x): the sums.
+    pub fn new(isa: Isa, xs: &[Rows<T>], dy: &[T], gate: Gate<T>, with: Normalized<T>) -> Self {
+        let all = with.gamma.len();
+        let count = dy.len() / all;
+        let mean: Vec<T> = with.moments.mean.iter().map(|m| T::from_f64(*m)).collect();
+        let sums = chunk_sums::<T>(count, all, |r0, r1, sum, product| {
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (first, x) in placed(xs) {
+                        let c = x.channels;
+                        let (sum, product) = (&mut sum[first..][..c], &mut product[first..][..c]);
+                        let mean = &mean[first..][..c];
+                        let at = (x, first, all);
+                        by_kind!(gate, sum_chunk((r0, r1), at, (dy, gate), mean, sum, product));
+                    }
+                },
+            );
+        });
+        let n = count as f64;
+        let (sum, product) = sums.split_at(all);
+        let istd = |j: usize| 1.0 / (with.moments.var[j] + with.eps).sqrt();
+        let column = |f: &dyn Fn(usize) -> f64| (0..all).map(|j| T::from_f64(f(j))).collect::<Vec<T>>();
+        let a = |j: usize| with.gamma[j].to_f64() * istd(j);
+        // With the moments of x itself, x also acts through them.
+        let through = if with.of_batch { 1.0 / n } else { 0.0 };
+        let b = |j: usize| -a(j) * istd(j) * istd(j) * product[j] * through;
+        Self {
+            gamma: column(&|j| product[j] * istd(j)),
+            beta: column(&|j| sum[j]),
+            a: column(&a),
+            b: column(&b),
+            d: column(&|j| -a(j) * sum[j] * through - b(j) * mean[j].to_f64()),
+        }
+    }
+
+    /// Coefficients of `c` channels from `first`.
+    #[inline(always)]
+    fn abd(&self, first: usize, c: usize) -> [&[T]; 3] {
+        [&self.a[first..][..c], &self.b[first..][..c], &self.d[first..][..c]]
+    }
+
+    /// Second pass: turns `dy` into dx.
+    pub fn input_in_place(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>) {
+        let c = x.channels;
+        let abd = self.abd(0, c);
+        dy.par_chunks_mut(ROWS * c).with_min_len(2).enumerate().for_each(|(i, dy)| {
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (k, dy) in dy.chunks_exact_mut(c).enumerate() {
+                        let r = i * ROWS + k;
+                        by_kind!(gate, replace_row(x.row(r), gate.at(r, (0, c, c)), abd, dy));
+                    }
+                },
+            );
+        });
+    }
+
+    /// Second pass with a residual: turns `dy` into the residual's gradient and writes dx to `dx`.
+    pub fn input_and_residual(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>, dx: &mut [T]) {
+        let c = x.channels;
+        let abd = self.abd(0, c);
+        let dx = dx.par_chunks_mut(ROWS * c);
+        dy.par_chunks_mut(ROWS * c).zip(dx).with_min_len(2).enumerate().for_each(|(i, (dy, dx))| {
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for (k, (dy, dx)) in dy.chunks_exact_mut(c).zip(dx.chunks_exact_mut(c)).enumerate() {
+                        let r = i * ROWS + k;
+                        by_kind!(gate, split_row(x.row(r), gate.at(r, (0, c, c)), abd, dy, dx));
+                    }
+                },
+            );
+        });
+    }
+
+    /// Second pass for several tensors: adds the gradient of each to its element of `dxs`.
+    pub fn add_inputs(&self, isa: Isa, xs: &[Rows<T>], dy: &[T], gate: Gate<T>, dxs: &mut [&mut [T]]) {
+        assert!(xs.len() == dxs.len() && xs.iter().zip(&*dxs).all(|(x, dx)| x.data.len() == dx.len()));
+        let all = self.a.len();
+        let count = dy.len() / all;
+        let outs: Vec<_> = dxs.iter_mut().map(|dx| Shared::new(dx)).collect();
+        (0..count.div_ceil(ROWS)).into_par_iter().with_min_len(2).for_each(|i| {
+            vectorize(
+                isa,
+                #[inline(always)]
+                || {
+                    for ((first, x), out) in placed(xs).zip(&outs) {
+                        let c = x.channels;
+                        let abd = self.abd(first, c);
+                        for r in i * ROWS..count.min((i + 1) * ROWS) {
+                            // SAFETY: dx has the length of x, and every row belongs to one task.
+                            let out = unsafe { out.slice(r * c, c) };
+                            let dy = &dy[r * all + first..][..c];
+                            by_kind!(gate, add_row(x.row(r), gate.at(r, (first, c, all)), abd, dy, out));
+                        }
+                    }
+                },
+            );
+        });
+    }
+}

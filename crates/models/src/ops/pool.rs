@@ -1,0 +1,118 @@
+//! Pooling.
+use super::feature_map::{Element, FeatureMap, Host, dispatch};
+use crate::kernels::conv::Geometry;
+use crate::kernels::{Buf, pool};
+use crate::{Error, Result};
+use candle_core::{Device, Tensor};
+use std::sync::Arc;
+
+/// The windows of a pooling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Rows and columns of a window.
+    pub kernel: [usize; 2],
+    /// Steps between windows.
+    pub stride: [usize; 2],
+    /// Rows and columns around the input, at most half a window.
+    pub padding: [usize; 2],
+}
+
+impl Window {
+    /// Square windows.
+    pub fn square(kernel: usize, stride: usize, padding: usize) -> Self {
+        Self { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] }
+    }
+
+    fn geometry(&self, op: &'static str, [n, h, w, c]: [usize; 4]) -> Result<Geometry> {
+        let [kh, kw] = self.kernel;
+        let pad = self.padding;
+        let extents = kh * kw > 0 && !self.stride.contains(&0) && 2 * pad[0] <= kh && 2 * pad[1] <= kw;
+        if !extents || h + 2 * pad[0] < kh || w + 2 * pad[1] < kw {
+            return Err(Error::Shape {
+                op,
+                expected: "a window inside the padded image, padded by at most half of itself".into(),
+                found: format!("{self:?} on {h} by {w}"),
+            });
+        }
+        // Positions in an image are kept as u32.
+        if u32::try_from(h * w).is_err() {
+            let expected = "fewer than 2^32 pixels an image".into();
+            return Err(Error::Shape { op, expected, found: format!("{h} by {w}") });
+        }
+        Ok(Geometry { n, h, w, ci: c, co: c, kernel: self.kernel, stride: self.stride, pad, groups: 1 })
+    }
+}
+
+/// The largest element of each window. The gradient goes to the first maximum in row-major order, as in PyTorch.
+///
+/// On devices other than the CPU the values go to the CPU and back: candle's gradient is wrong for every window
+/// and missing for overlapping ones.
+pub fn max_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
+    let g = window.geometry("max_pool2d", x.dims()?)?;
+    dispatch!(x, x => max(x, g), t => on_cpu(t, |x| max_pool2d(x, window)))
+}
+
+fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
+    let (mut y, mut at) = (Buf::dirty(g.y_len()), vec![0; g.y_len()]);
+    pool::max_forward(&g, &x.data, &mut y, &mut at);
+    let dx = x.grad.clone();
+    let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
+    let y = Host::record("max_pool2d", result, &x.handle, &[], move |dy| {
+        dx.add_with(g.x_len(), |dx, add| {
+            if !add {
+                dx.fill(T::ZERO);
+            }
+            pool::max_backward(&g, &dy, &at, dx);
+        });
+        Ok([None, None])
+    })?;
+    Ok(T::wrap(y))
+}
+
+/// The mean of each window; padding counts as zeros (PyTorch's `count_include_pad`, its default).
+///
+/// On devices other than the CPU this is candle's own op where its gradient is right (windows that tile the
+/// image), else the values go to the CPU and back.
+pub fn avg_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
+    let g = window.geometry("avg_pool2d", x.dims()?)?;
+    dispatch!(x, x => average(x, g), t => {
+        let tiles = g.kernel == g.stride && g.pad == [0, 0] && g.h % g.kernel[0] == 0 && g.w % g.kernel[1] == 0;
+        if !tiles {
+            return on_cpu(t, |x| avg_pool2d(x, window));
+        }
+        let y = t.permute((0, 3, 1, 2))?.contiguous()?.avg_pool2d((g.kernel[0], g.kernel[1]))?;
+        Ok(FeatureMap::Composed(y.permute((0, 2, 3, 1))?.contiguous()?))
+    })
+}
+
+fn average<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
+    let mut y = Buf::dirty(g.y_len());
+    pool::avg_forward(&g, &x.data, &mut y);
+    let dx = x.grad.clone();
+    let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
+    let y = Host::record("avg_pool2d", result, &x.handle, &[], move |dy| {
+        dx.add_with(g.x_len(), |dx, add| {
+            if !add {
+                dx.fill(T::ZERO);
+            }
+            pool::avg_backward(&g, &dy, dx);
+        });
+        Ok([None, None])
+    })?;
+    Ok(T::wrap(y))
+}
+
+/// The mean over each whole image: a tensor `[n, channels]`.
+pub fn global_avg_pool(x: &FeatureMap) -> Result<Tensor> {
+    let [n, h, w, c] = x.dims()?;
+    let window = Window { kernel: [h, w], stride: [1, 1], padding: [0, 0] };
+    match x {
+        FeatureMap::Composed(x) => Ok(x.mean((1, 2))?),
+        x => Ok(avg_pool2d(x, &window)?.leave()?.reshape((n, c))?),
+    }
+}
+
+fn on_cpu(x: &Tensor, f: impl FnOnce(&FeatureMap) -> Result<FeatureMap>) -> Result<FeatureMap> {
+    let y = f(&FeatureMap::enter(&x.to_device(&Device::Cpu)?)?)?.leave()?;
+    Ok(FeatureMap::Composed(y.to_device(x.device())?))
+}

@@ -1,6 +1,7 @@
 use super::{Common, Failure};
+use std::collections::BTreeSet;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taper_train::run::{self, Options, Outcome, Show, Status};
@@ -38,12 +39,12 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: stop_on_interrupt(),
     };
-    for recipe in &recipes {
+    for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
-        for one in recipe.runs() {
-            outcomes.push((label(one), run::run(one, &registries, &options)?));
+        for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
+            outcomes.push((label, run::run(one, &registries, &options)?));
         }
-        report(recipe, &outcomes, args, common)?;
+        report(path, &outcomes, args, common)?;
         for (_, outcome) in &outcomes {
             writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
         }
@@ -67,31 +68,41 @@ fn stop_on_interrupt() -> Arc<AtomicBool> {
     stop
 }
 
-/// What tells a run from its siblings: its optimizer, and what the sweep varied besides.
-fn label(recipe: &Recipe) -> String {
-    let mut label = recipe.optimizer.name.clone();
-    for (key, value) in recipe.varied() {
-        if !key.starts_with("name")
-            && key != "optimizer"
-            && !key.starts_with("optimizer.name")
-            && !value.is_object()
-        {
-            label += &format!(" {}={value}", key.rsplit('.').next().unwrap_or(key));
+/// What tells the runs of a sweep apart: the optimizer, and as much of what the sweep varied as it takes.
+fn labels(runs: &[Recipe]) -> Vec<String> {
+    let keys = runs.iter().flat_map(|run| run.varied().iter().map(|(key, _)| key)).collect::<BTreeSet<_>>();
+    let value =
+        |run: &Recipe, key: &str| run.varied().iter().find(|(k, _)| k == key).map(|(_, v)| v.to_string());
+    let varies = |key: &str| runs.iter().any(|run| value(run, key) != value(&runs[0], key));
+    let keys: Vec<_> =
+        keys.into_iter().filter(|k| !["name", "optimizer.name"].contains(&k.as_str())).collect();
+    let names: BTreeSet<_> = runs.iter().map(|run| &run.optimizer.name).collect();
+    let label = |run: &Recipe| {
+        let mut label = run.optimizer.name.clone();
+        if names.len() < runs.len() {
+            for key in keys.iter().filter(|key| varies(key)) {
+                let short = key.strip_prefix("optimizer.").unwrap_or(key);
+                label += &value(run, key).map_or(String::new(), |v| format!(" {short}={v}"));
+            }
         }
-    }
-    label
+        label
+    };
+    runs.iter().map(label).collect()
 }
 
 /// A table and a picture of several runs; one run alone gets its picture in its own folder.
 fn report(
-    recipe: &Recipe,
+    recipe: &Path,
     outcomes: &[(String, Outcome)],
     args: &Args,
     common: &Common,
 ) -> Result<(), Failure> {
     let picture = match outcomes {
         [(_, outcome)] => outcome.folder.join("curves.svg"),
-        _ => args.runs.join(format!("{}-curves.svg", recipe.name)),
+        _ => {
+            let stem = recipe.file_stem().unwrap_or_default().to_string_lossy();
+            args.runs.join(format!("{stem}-curves.svg"))
+        }
     };
     let runs: Vec<(String, &Outcome)> =
         outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();

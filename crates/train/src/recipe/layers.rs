@@ -173,7 +173,7 @@ fn to_config(node: &Node) -> ConfigValue {
             entries.iter().map(|entry| (entry.key.clone(), to_config(&entry.node))).collect(),
         ),
     };
-    ConfigValue::new(Some(&node.span.to_string()), kind)
+    ConfigValue::new(None, kind)
 }
 
 /// Back from the `config` crate, whose tables have no order: keys come as the layers (`nodes`, lowest first) have them.

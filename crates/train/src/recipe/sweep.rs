@@ -284,7 +284,9 @@ fn conflict(path: &Path, layer: &Node, top: &[Node]) -> Result<(), RecipeError> 
 impl Range {
     /// The value at `unit` in [0, 1); `Reader::range` has checked that one of the three is there.
     fn at(&self, unit: f64) -> Value {
-        let number = |value: f64| Number::from_f64(value).map_or(Value::Null, Value::Number);
+        // Six digits are finer than any search, and the same on machines whose `exp` rounds differently.
+        let rounded = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
+        let number = |value: f64| Number::from_f64(rounded(value)).map_or(Value::Null, Value::Number);
         match self {
             Range { uniform: Some((low, high)), .. } => number(low + (high - low) * unit),
             Range { log: Some((low, high)), .. } => number((low.ln() + (high.ln() - low.ln()) * unit).exp()),

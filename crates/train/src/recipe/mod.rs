@@ -48,9 +48,8 @@ use serde_json::Value;
 pub use check::{SectionError, Sections, Unchecked};
 pub use error::{ErrorKind, RecipeError};
 pub use schema::{
-    Augment, Average, Bptt, Budget, Checkpoint, Conv, Data, Device, EarlyStop, Group, Holdout, LossForScale,
-    Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select, Spec, Task,
-    Train,
+    Augment, Average, Bptt, Budget, Checkpoint, Data, Device, EarlyStop, Group, Holdout, LossForScale, Map,
+    Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select, Spec, Task, Train,
 };
 
 use layers::Layers;

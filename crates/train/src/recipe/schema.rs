@@ -344,8 +344,6 @@ pub struct Train {
     pub checkpoint: Checkpoint,
     /// Logs the optimizer's inner statistics every epoch.
     pub probe: bool,
-    /// Arithmetic of convolutions.
-    pub conv: Conv,
     /// Which loss an optimizer that scales by the loss is given, when terms are added to it.
     pub loss_for_scale: LossForScale,
     /// How text is cut into windows.
@@ -518,16 +516,6 @@ pub struct Checkpoint {
     pub every_steps: Option<u64>,
     /// How many of the latest stay; the best one stays anyway.
     pub keep: u64,
-}
-
-/// Arithmetic of convolutions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Conv {
-    /// As defined.
-    Exact,
-    /// Winograd where it fits: faster, and a few more rounding errors.
-    Fast,
 }
 
 /// Which loss an optimizer that scales by the loss is given.

@@ -16,6 +16,7 @@ pub mod mlp;
 pub mod model;
 pub mod ops;
 pub mod registry;
+pub mod replay;
 pub mod resnet;
 pub mod rng;
 

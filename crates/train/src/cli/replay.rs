@@ -3,6 +3,7 @@ use candle_core::DType;
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use taper_models::replay as models;
 use taper_optim::replay::{Options, Replayed, replay};
 use taper_train::Registries;
 
@@ -25,7 +26,7 @@ pub struct Args {
     /// The precision to compute in [default: f64 for optimizers, f32 for models]
     #[arg(long, value_enum)]
     dtype: Option<Precision>,
-    /// Writes our trajectory (one record) as a safetensors file
+    /// Writes our trajectory of one optimizer record as a safetensors file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// One JSON object a line
@@ -56,23 +57,26 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for file in &args.files {
         let named = |e: String| Failure::usage(format!("error: {}: {e}", file.display()));
         let bytes = std::fs::read(file).map_err(|e| named(e.to_string()))?;
-        let replayed = replay(&registries.optimizers, &bytes, &options).map_err(|e| named(e.to_string()))?;
-        let Replayed { name, max_abs_error, max_rel_error, tensor, .. } = &replayed;
+        let (kind, name, abs, rel, tensor) = if models::is_record(&bytes) {
+            let dtype = options.dtype.unwrap_or(DType::F32);
+            let r = models::replay(&bytes, &options.overrides, dtype).map_err(|e| named(e.to_string()))?;
+            ("model", r.name, r.max_abs_error, r.max_rel_error, r.tensor)
+        } else {
+            let r = replay(&registries.optimizers, &bytes, &options).map_err(|e| named(e.to_string()))?;
+            if let Some(path) = &args.out {
+                save(path, &r).map_err(|e| Failure::other(format!("error: {}: {e}", path.display())))?;
+            }
+            ("optimizer", r.name, r.max_abs_error, r.max_rel_error, r.tensor)
+        };
         if args.json {
             let line = json!({
-                "file": file, "kind": "optimizer", "name": name,
-                "max_abs_error": max_abs_error, "max_rel_error": max_rel_error, "tensor": tensor,
+                "file": file, "kind": kind, "name": name,
+                "max_abs_error": abs, "max_rel_error": rel, "tensor": tensor,
             });
             writeln!(out, "{line}")?;
         } else {
             let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-            writeln!(
-                out,
-                "{stem:<32} {name:<10} abs {max_abs_error:8.1e}  rel {max_rel_error:8.1e}  in {tensor}"
-            )?;
-        }
-        if let Some(path) = &args.out {
-            save(path, &replayed).map_err(|e| Failure::other(format!("error: {}: {e}", path.display())))?;
+            writeln!(out, "{stem:<32} {name:<10} abs {abs:8.1e}  rel {rel:8.1e}  in {tensor}")?;
         }
     }
     Ok(())

@@ -1,0 +1,237 @@
+//! Replays another implementation's record of a model and measures how far ours is from it.
+//!
+//! A record is a safetensors file with `state.<name>` (weights and buffers under PyTorch's names), `input`, `target` and the
+//! results to compare: `train.logits`, `train.loss`, `train.loss_total`, `grad.<name>`, `after.<name>` (running statistics
+//! after the pass), `eval.logits`, `eval.loss`, and for an LSTM `initial.*`, `mask.*`, `hidden.*` and `eval.hidden.*`. Its
+//! metadata say which `model` with which `config` (JSON).
+use crate::lstm::{LanguageModel, LstmConfig, Masks};
+use crate::ops::{Mask, cross_entropy};
+use crate::{Error, Loss, Mode, Model, Params, Registry, Result, Task, backward};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, HashMap};
+
+/// How far a replay was from its record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replayed {
+    /// The model.
+    pub name: String,
+    /// The largest absolute error over all compared tensors.
+    pub max_abs_error: f64,
+    /// The largest of each tensor's absolute error divided by its largest expected magnitude.
+    pub max_rel_error: f64,
+    /// The tensor that the largest relative error is in.
+    pub tensor: String,
+    /// The relative error of every tensor.
+    pub errors: BTreeMap<String, f64>,
+}
+
+/// Whether a safetensors file is a record of a model.
+pub fn is_record(bytes: &[u8]) -> bool {
+    metadata(bytes).is_ok_and(|m| m.contains_key("model"))
+}
+
+/// Replays the record in `bytes` with `overrides` on top of its configuration, computing in `dtype`.
+pub fn replay(bytes: &[u8], overrides: &Map<String, Value>, dtype: DType) -> Result<Replayed> {
+    let record = Record::parse(bytes, overrides, dtype)?;
+    let params = Params::new(0);
+    let vb = params.builder(dtype, &Device::Cpu);
+    let weights = record.under("state.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
+    let mut found: BTreeMap<String, Tensor> = BTreeMap::new();
+
+    let (loss, eval) = if record.model == "lstm" {
+        let vocab = record.size("vocab")?;
+        let config: LstmConfig = serde_json::from_value(Value::Object(record.config.clone()))
+            .map_err(|e| record.refuse(e.to_string()))?;
+        let mut model = LanguageModel::new(config, vocab, vb)?;
+        params.set(&weights)?;
+        let initial: Vec<_> =
+            record.under("initial.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
+        model.set_carry(&initial)?;
+        let hidden = model.hidden(record.get("input")?, &record.masks()?)?;
+        found.insert("train.logits".into(), model.decode(&hidden.dropped)?);
+        found.extend(model.carry().into_iter().map(|(name, t)| (format!("hidden.{name}"), t)));
+        let loss = model.loss_of(&hidden, record.get("target")?, true)?;
+        model.set_carry(&initial)?;
+        let hidden = model.hidden(record.get("input")?, &Masks::default())?;
+        found.extend(model.carry().into_iter().map(|(name, t)| (format!("eval.hidden.{name}"), t)));
+        let eval = Loss {
+            logits: Some(model.decode(&hidden.dropped)?),
+            ..model.loss_of(&hidden, record.get("target")?, false)?
+        };
+        (loss, eval)
+    } else {
+        let registry = Registry::builtin();
+        let entry = registry.get(&record.model)?;
+        let mut model = entry.build(&Value::Object(record.config.clone()), record.task()?, vb)?;
+        params.set(&weights)?;
+        let input = record.get("input")?;
+        let input =
+            if input.rank() == 4 { input.permute((0, 2, 3, 1))?.contiguous()? } else { input.clone() };
+        let mut pass = |mode| -> Result<Loss> {
+            let logits = model.logits(&input, mode)?;
+            let nll = cross_entropy(&logits, record.get("target")?, &Default::default())?;
+            Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+        };
+        let loss = pass(Mode::Train { seed: 0, step: 0 })?;
+        found.extend(loss.logits.clone().map(|logits| ("train.logits".into(), logits)));
+        let after = params.vars().into_iter().map(|(name, var)| Ok((format!("after.{name}"), var.copy()?)));
+        found.extend(after.collect::<Result<Vec<_>>>()?);
+        (loss, pass(Mode::Eval)?)
+    };
+
+    let grads = backward(&loss.total)?;
+    for (name, var) in params.trainable() {
+        if let Some(grad) = grads.get(&var) {
+            found.insert(format!("grad.{name}"), grad.clone());
+        }
+    }
+    found.insert("train.loss".into(), loss.nll);
+    found.insert("train.loss_total".into(), loss.total);
+    found.insert("eval.loss".into(), eval.nll);
+    found.extend(eval.logits.map(|logits| ("eval.logits".into(), logits)));
+    record.compare(&found)
+}
+
+struct Record {
+    model: String,
+    config: Map<String, Value>,
+    /// What the configuration says about the data rather than the model.
+    sizes: Map<String, Value>,
+    tensors: HashMap<String, Tensor>,
+}
+
+/// Keys of a record's configuration that are no hyperparameters of the model.
+const OF_THE_DATA: [&str; 9] =
+    ["batch", "image", "in_channels", "num_classes", "seq", "vocab", "carry", "sizes", "activation"];
+
+fn metadata(bytes: &[u8]) -> Result<HashMap<String, String>> {
+    let damaged = |message: String| Error::Config { model: "record".into(), key: None, message };
+    let (_, header) = safetensors::SafeTensors::read_metadata(bytes).map_err(|e| damaged(e.to_string()))?;
+    header.metadata().clone().ok_or_else(|| damaged("no metadata".into()))
+}
+
+impl Record {
+    fn parse(bytes: &[u8], overrides: &Map<String, Value>, dtype: DType) -> Result<Self> {
+        let metadata = metadata(bytes)?;
+        let refuse = |message: String| Error::Config { model: "record".into(), key: None, message };
+        let entry =
+            |key: &str| metadata.get(key).ok_or_else(|| refuse(format!("no `{key}` in the metadata")));
+        let model = entry("model")?.clone();
+        let all: Map<String, Value> = serde_json::from_str(entry("config")?)
+            .map_err(|e| refuse(format!("`config`: expected a JSON object: {e}")))?;
+        let (sizes, mut config): (Map<_, _>, Map<_, _>) =
+            all.into_iter().partition(|(key, _)| OF_THE_DATA.contains(&key.as_str()));
+        if let ("mlp", Some([_, hidden @ .., _])) =
+            (model.as_str(), sizes.get("sizes").and_then(Value::as_array).map(Vec::as_slice))
+        {
+            config.insert("hidden".into(), hidden.into());
+        }
+        config.extend(overrides.clone());
+        let mut tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
+        for tensor in tensors.values_mut().filter(|t| t.dtype().is_float()) {
+            *tensor = tensor.to_dtype(dtype)?;
+        }
+        Ok(Self { model, config, sizes, tensors })
+    }
+
+    fn refuse(&self, message: String) -> Error {
+        Error::Config { model: self.model.clone(), key: None, message }
+    }
+
+    fn get(&self, name: &str) -> Result<&Tensor> {
+        self.tensors.get(name).ok_or_else(|| self.refuse(format!("no tensor `{name}` in the record")))
+    }
+
+    /// The tensors under a prefix, by the rest of their names, in order.
+    fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
+        let mut found: Vec<_> =
+            self.tensors.iter().filter_map(|(name, t)| Some((name.strip_prefix(prefix)?, t))).collect();
+        found.sort_by_key(|(name, _)| *name);
+        found.into_iter()
+    }
+
+    fn size(&self, key: &str) -> Result<usize> {
+        let size = self.sizes.get(key).and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
+        size.ok_or_else(|| self.refuse(format!("`config` has no size `{key}`")))
+    }
+
+    fn task(&self) -> Result<Task> {
+        if self.model == "mlp" {
+            let sizes: Vec<usize> = self
+                .sizes
+                .get("sizes")
+                .cloned()
+                .map(serde_json::from_value)
+                .transpose()
+                .map_err(|e| self.refuse(format!("`sizes`: {e}")))?
+                .unwrap_or_default();
+            let [inputs, .., classes] = sizes[..] else {
+                return Err(self.refuse("`sizes`: expected at least two widths".into()));
+            };
+            return Ok(Task::Images { height: 1, width: inputs, channels: 1, classes });
+        }
+        let side = self.size("image")?;
+        let (channels, classes) = (self.size("in_channels")?, self.size("num_classes")?);
+        Ok(Task::Images { height: side, width: side, channels, classes })
+    }
+
+    /// The masks of the record; `[1, batch, n]` there is `[batch, n]` here, `[vocab, 1]` is `[vocab]`.
+    fn masks(&self) -> Result<Masks> {
+        let mask = |name: &str| -> Result<Option<Mask>> {
+            let Some(t) = self.tensors.get(&format!("mask.{name}")) else { return Ok(None) };
+            let t = match t.dims() {
+                [1, _, _] => t.squeeze(0)?,
+                [_, 1] => t.squeeze(1)?,
+                _ => t.clone(),
+            };
+            Ok(Some(Mask::from_tensor(&t)?))
+        };
+        let layers = self.config.get("layers").and_then(Value::as_u64).unwrap_or(1);
+        Ok(Masks {
+            embedding: mask("embedding")?,
+            input: mask("input")?,
+            hidden: (0..layers).map(|l| mask(&format!("hidden.{l}"))).collect::<Result<_>>()?,
+            output: mask("output")?,
+            weight_hh: (0..layers).map(|l| mask(&format!("weight_hh.{l}"))).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Compares every result in the record with what was found; a result that was not found is an error.
+    fn compare(&self, found: &BTreeMap<String, Tensor>) -> Result<Replayed> {
+        let results = ["train.", "grad.", "after.", "eval.", "hidden."];
+        let mut names: Vec<&String> =
+            self.tensors.keys().filter(|name| results.iter().any(|r| name.starts_with(r))).collect();
+        names.sort_unstable();
+        let mut errors = BTreeMap::new();
+        let (mut max_abs_error, mut max_rel_error, mut tensor) = (0f64, -1f64, String::new());
+        for name in names {
+            let expected = self.get(name)?;
+            let Some(found) = found.get(name) else {
+                return Err(
+                    self.refuse(format!("the record has `{name}`, which this model does not compute"))
+                );
+            };
+            if found.elem_count() != expected.elem_count() {
+                let message = format!("`{name}`: expected {:?}, found {:?}", expected.dims(), found.dims());
+                return Err(self.refuse(message));
+            }
+            let values = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+            let (found, expected) = (values(found)?, values(expected)?);
+            let size = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+            // A NaN never compares larger: it must not pass for agreement.
+            let worst = |m: f64, d: f64| if d.is_nan() { f64::INFINITY } else { m.max(d) };
+            let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0f64, worst);
+            let relative = if error == 0.0 { 0.0 } else { error / size };
+            max_abs_error = max_abs_error.max(error);
+            if relative > max_rel_error {
+                (max_rel_error, tensor) = (relative, name.clone());
+            }
+            errors.insert(name.clone(), relative);
+        }
+        if errors.is_empty() {
+            return Err(self.refuse("the record has no results to compare with".into()));
+        }
+        Ok(Replayed { name: self.model.clone(), max_abs_error, max_rel_error, tensor, errors })
+    }
+}

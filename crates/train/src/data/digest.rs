@@ -23,6 +23,11 @@ const fn whole(set: &'static str, split: &'static str, samples: usize, sha256: &
     Known { set, split, samples, sha256, subset: None }
 }
 
+const fn cifar100_part(split: &'static str, samples: usize, sha256: &'static str) -> Known {
+    let subset = "20 train and 5 test images of each class; results on it are not CIFAR-100 results";
+    Known { set: "cifar100", split, samples, sha256, subset: Some(subset) }
+}
+
 /// Every digest was computed from real bytes.
 const KNOWN: &[Known] = &[
     whole("mnist", "train", 60_000, "54e1ab866c9484947dd4821c52bb7a43938f555d6b046be6af55247f8e6ffc64"),
@@ -44,6 +49,8 @@ const KNOWN: &[Known] = &[
     whole("cifar100", "train", 50_000, "640c97a4012a8aebfcaf57fd82a33dd43b37d2e397a02cb9b0a3d89e6d6d936d"),
     // Rebuilt from images; not confirmed against a published hash.
     whole("cifar100", "test", 10_000, "a6a97df7b61bc7420bc44268696e8963d33129bc050978f2a63d8fe3420989fa"),
+    cifar100_part("train", 2_000, "ccc9052502c1b84af4fcd2e453aee5d984e14dd39f56cc64c4d3faa95eb360ae"),
+    cifar100_part("test", 500, "f08f6630b0b3047d9c76500acba2eadf55c297cf476d39f84eb0c05b72bbc834"),
     whole("ptb", "train", 42_068, "5145926136ee9aef6f359b267ac09cc8a920879cd71725de17c490dd111d2998"),
     whole("ptb", "valid", 3_370, "fadf6277290823f881b7bf39b84e88536c87a859cd629dcfd1d2dfdef06097cf"),
     whole("ptb", "test", 3_761, "c2f8c16a611595d31da5acdb7a61d50e7d5e95f6b9c05fceda5f5ddc4383e791"),

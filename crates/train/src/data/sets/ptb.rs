@@ -7,7 +7,7 @@ use crate::data::hub::Repo;
 use crate::data::registry::{Dataset, Description, OptionDoc, options};
 use crate::data::search::{Form, Layout, Search, Spec, find};
 use crate::data::text::{Text, Vocabulary, read_lines};
-use crate::data::{Data, DataError, Loaded, Provenance, parquet};
+use crate::data::{Data, DataError, Loaded, Provenance, Source, parquet};
 
 /// Penn Treebank in Mikolov's preprocessing.
 pub struct Ptb;
@@ -73,11 +73,16 @@ impl Dataset for Ptb {
         let Options { verify, revision } = options(SPEC.name, given)?;
         let found = find(&SPEC, search, revision.as_deref())?;
         let files = found.hash(SPEC.name)?;
-        let read = |file: &crate::data::Source| match found.form {
+        let read = |file: &Source| match found.form {
             Form::Parquet => parquet::sentences(file.path(), "sentence"),
             _ => read_lines(file.path()),
         };
         let splits = found.files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        for (lines, file) in splits.iter().zip(&found.files) {
+            if lines.iter().all(|line| line.trim().is_empty()) {
+                return Err(DataError::format(file.path(), "expected sentences, found none"));
+            }
+        }
         let lines = |split: usize| splits[split].iter().map(String::as_str);
         let content: Vec<Content> = ["train", "valid", "test"]
             .iter()

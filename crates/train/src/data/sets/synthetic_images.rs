@@ -1,7 +1,8 @@
 //! Colour images made by a formula, so that image models can be trained with no download.
 //!
-//! A class is a direction of stripes and a pair of colours. A sample draws phase, width and contrast of its stripes;
-//! `difficulty` blurs the classes into each other by turning the stripes, fading the colours and adding noise.
+//! A class is a direction of stripes and a pair of colours. A sample draws phase, width and contrast of its stripes.
+//! With `difficulty` the stripes turn, the colours become the sample's own and noise covers the picture: an easy set can
+//! be told by its colours, a hard one only by the direction of what is under the noise.
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::Value;
@@ -114,15 +115,16 @@ impl Class {
         let (along, across) = angle.sin_cos();
         let period = 6.0 + 6.0 * rng.uniform();
         let phase = rng.uniform();
-        let contrast = (1.0 - 0.7 * difficulty) * (0.7 + 0.3 * rng.uniform());
-        let noise = 0.4 * difficulty;
+        let contrast = (1.0 - 0.5 * difficulty) * (0.7 + 0.3 * rng.uniform());
+        let noise = 0.25 * difficulty;
+        let [first, second] =
+            self.colours.map(|colour| colour.map(|own| own + difficulty * (rng.uniform() - own)));
         for (i, pixel) in out.chunks_exact_mut(3).enumerate() {
             let (x, y) = ((i % SIDE) as f64, (i / SIDE) as f64);
             // A triangle wave between 0 and 1 across the stripes.
             let wave = ((x * across + y * along) / period + phase).rem_euclid(1.0);
             let wave = (2.0 * wave - 1.0).abs();
             for (c, byte) in pixel.iter_mut().enumerate() {
-                let [first, second] = self.colours;
                 let colour = wave * first[c] + (1.0 - wave) * second[c];
                 let value = 0.5 + contrast * (colour - 0.5) + noise * rng.normal();
                 *byte = (255.0 * value).round().clamp(0.0, 255.0) as u8;

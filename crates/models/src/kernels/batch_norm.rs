@@ -10,6 +10,17 @@ use rayon::prelude::*;
 /// Rows of a chunk.
 const ROWS: usize = 256;
 
+/// `$body` for every `$j`, with `$v` and `$m` slices of one length: cut to it, they need no bounds checks and the
+/// loop becomes vector code.
+macro_rules! each {
+    ([$first:ident $(, $v:ident)*], mut [$($m:ident),*], |$j:ident| $body:block) => {{
+        let n = $first.len();
+        $(let $v = &$v[..n];)*
+        $(let $m = &mut $m[..n];)*
+        for $j in 0..n $body
+    }};
+}
+
 /// `[pixels, channels]` without gaps: one of the tensors whose channels are normalised side by side.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a, T> {
@@ -54,6 +65,17 @@ pub struct Moments {
     pub var: Vec<f64>,
 }
 
+/// Adds the sums and squares of four rows.
+#[inline(always)]
+fn four_rows<T: Real>([x0, x1, x2, x3]: [&[T]; 4], shift: &[T], sum: &mut [T], square: &mut [T]) {
+    each!([x0, x1, x2, x3, shift], mut [sum, square], |j| {
+        let (a, b) = (x0[j] - shift[j], x1[j] - shift[j]);
+        let (c, d) = (x2[j] - shift[j], x3[j] - shift[j]);
+        sum[j] += (a + b) + (c + d);
+        square[j] += (a * a + b * b) + (c * c + d * d);
+    });
+}
+
 /// Mean and variance of each channel.
 pub fn moments<T: Real>(isa: Isa, x: Rows<T>) -> Moments {
     let (c, count) = (x.channels, x.count());
@@ -67,14 +89,7 @@ pub fn moments<T: Real>(isa: Isa, x: Rows<T>) -> Moments {
                     // Four rows a trip, so that the accumulators in L1 are loaded and stored a quarter as often.
                     if r + 4 <= r1 {
                         let rows = [x.row(r), x.row(r + 1), x.row(r + 2), x.row(r + 3)];
-                        let [a, b, d, e] = rows.map(|row| &row[..c]);
-                        let (sum, square, shift) = (&mut sum[..c], &mut square[..c], &shift[..c]);
-                        for j in 0..c {
-                            let (a, b) = (a[j] - shift[j], b[j] - shift[j]);
-                            let (d, e) = (d[j] - shift[j], e[j] - shift[j]);
-                            sum[j] += (a + b) + (d + e);
-                            square[j] += (a * a + b * b) + (d * d + e * e);
-                        }
+                        four_rows(rows, shift, sum, square);
                     } else {
                         for row in (r..r1).map(|r| x.row(r)) {
                             for (j, v) in row.iter().enumerate() {
@@ -146,20 +161,13 @@ fn relu_if<T: Real>(relu: bool, v: T) -> T {
 
 #[inline(always)]
 fn apply_row<T: Real>(x: &[T], scale: &[T], shift: &[T], residual: Option<&[T]>, relu: bool, y: &mut [T]) {
-    let c = x.len();
-    let (scale, shift, y) = (&scale[..c], &shift[..c], &mut y[..c]);
     match residual {
-        Some(residual) => {
-            let residual = &residual[..c];
-            for j in 0..c {
-                y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
-            }
-        }
-        None => {
-            for j in 0..c {
-                y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
-            }
-        }
+        Some(residual) => each!([x, scale, shift, residual], mut [y], |j| {
+            y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
+        }),
+        None => each!([x, scale, shift], mut [y], |j| {
+            y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
+        }),
     }
 }
 
@@ -230,15 +238,17 @@ pub struct Gradient<T> {
 }
 
 impl<'a, T: Real> Gate<'a, T> {
-    /// What the gate of row `r` needs, for the `c` channels from `first` of `all`.
+    /// What the gate of row `r` needs, for the channels from `first` of `all`, whose inputs are `x`. What a gate
+    /// does not need is `x` again, never read: all slices have one length.
     #[inline(always)]
-    fn at(self, r: usize, (first, c, all): (usize, usize, usize)) -> Row<'a, T> {
+    fn at(self, r: usize, (first, all): (usize, usize), x: &'a [T]) -> Row<'a, T> {
+        let c = x.len();
         match self {
-            Gate::None => Row { scale: &[], shift: &[], y: &[] },
+            Gate::None => Row { scale: x, shift: x, y: x },
             Gate::Affine(affine) => {
-                Row { scale: &affine.scale[first..][..c], shift: &affine.shift[first..][..c], y: &[] }
+                Row { scale: &affine.scale[first..][..c], shift: &affine.shift[first..][..c], y: x }
             }
-            Gate::Output(y) => Row { scale: &[], shift: &[], y: &y[r * all + first..][..c] },
+            Gate::Output(y) => Row { scale: x, shift: x, y: &y[r * all + first..][..c] },
         }
     }
 
@@ -275,52 +285,52 @@ macro_rules! by_kind {
     };
 }
 
-/// The part of `g` that passes: the inner loops below are functions of their own so that the compiler knows that
-/// their slices do not overlap.
+/// The part of `g` that passes a gate.
 #[inline(always)]
-fn pass<T: Real, const KIND: u8>(gate: &Row<T>, x: T, g: T, j: usize) -> T {
+fn pass<T: Real, const KIND: u8>(g: T, x: T, scale: T, shift: T, y: T) -> T {
     let open = match KIND {
-        AFFINE => x * gate.scale[j] + gate.shift[j] > T::ZERO,
-        OUTPUT => gate.y[j] > T::ZERO,
+        AFFINE => x * scale + shift > T::ZERO,
+        OUTPUT => y > T::ZERO,
         _ => true,
     };
     if open { g } else { T::ZERO }
 }
 
-/// Cuts the gate's slices to `c`, which frees the loops of bounds checks.
-#[inline(always)]
-fn cut<'a, T, const KIND: u8>(gate: Row<'a, T>, c: usize) -> Row<'a, T> {
-    match KIND {
-        AFFINE => Row { scale: &gate.scale[..c], shift: &gate.shift[..c], ..gate },
-        OUTPUT => Row { y: &gate.y[..c], ..gate },
-        _ => gate,
-    }
-}
+// The inner loops are functions of their own so that the compiler knows that their slices do not overlap.
 
-/// Adds the sums of R rows.
+/// Adds the sums of a row.
 #[inline(always)]
-fn sum_rows<T: Real, const KIND: u8, const R: usize>(
-    x: [&[T]; R],
-    dy: [&[T]; R],
-    gates: [Row<T>; R],
+fn sum_row<T: Real, const KIND: u8>(
+    x: &[T],
+    dy: &[T],
+    Row { scale, shift, y }: Row<T>,
     mean: &[T],
     sum: &mut [T],
     product: &mut [T],
 ) {
-    let c = mean.len();
-    let (x, dy) = (x.map(|x| &x[..c]), dy.map(|dy| &dy[..c]));
-    let (sum, product) = (&mut sum[..c], &mut product[..c]);
-    let gates = gates.map(|gate| cut::<T, KIND>(gate, c));
-    for j in 0..c {
-        let (mut s, mut p) = (sum[j], product[j]);
-        for i in 0..R {
-            let g = pass::<T, KIND>(&gates[i], x[i][j], dy[i][j], j);
-            s += g;
-            p += g * (x[i][j] - mean[j]);
-        }
-        sum[j] = s;
-        product[j] = p;
-    }
+    each!([x, dy, scale, shift, y, mean], mut [sum, product], |j| {
+        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
+        sum[j] += g;
+        product[j] += g * (x[j] - mean[j]);
+    });
+}
+
+/// Adds the sums of two rows: the accumulators are loaded and stored half as often.
+#[inline(always)]
+fn sum_two_rows<T: Real, const KIND: u8>(
+    [x, v]: [&[T]; 2],
+    [dy, dv]: [&[T]; 2],
+    [Row { scale, shift, y }, Row { y: z, .. }]: [Row<T>; 2],
+    mean: &[T],
+    sum: &mut [T],
+    product: &mut [T],
+) {
+    each!([x, v, dy, dv, scale, shift, y, z, mean], mut [sum, product], |j| {
+        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
+        let h = pass::<T, KIND>(dv[j], v[j], scale[j], shift[j], z[j]);
+        sum[j] += g + h;
+        product[j] += g * (x[j] - mean[j]) + h * (v[j] - mean[j]);
+    });
 }
 
 /// Adds the sums of rows `r0..r1` of one tensor.
@@ -335,53 +345,61 @@ fn sum_chunk<T: Real, const KIND: u8>(
 ) {
     let c = x.channels;
     let dy = |r: usize| &dy[r * all + first..][..c];
-    let gate = |r: usize| gate.at(r, (first, c, all));
+    let gate = |r: usize| gate.at(r, (first, all), x.row(r));
     let mut r = r0;
-    while r + 4 <= r1 {
-        let rows = [r, r + 1, r + 2, r + 3];
-        sum_rows::<T, KIND, 4>(rows.map(|r| x.row(r)), rows.map(dy), rows.map(gate), mean, sum, product);
-        r += 4;
+    while r + 2 <= r1 {
+        let rows = [r, r + 1];
+        sum_two_rows::<T, KIND>(rows.map(|r| x.row(r)), rows.map(dy), rows.map(gate), mean, sum, product);
+        r += 2;
     }
     for r in r..r1 {
-        sum_rows::<T, KIND, 1>([x.row(r)], [dy(r)], [gate(r)], mean, sum, product);
+        sum_row::<T, KIND>(x.row(r), dy(r), gate(r), mean, sum, product);
     }
 }
 
 /// dx = a g + b x + d in place of dy.
 #[inline(always)]
-fn replace_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T]) {
-    let c = x.len();
-    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
-    let dy = &mut dy[..c];
-    for j in 0..c {
-        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+fn replace_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, [a, b, d]: [&[T]; 3], dy: &mut [T]) {
+    let Row { scale, shift, y } = gate;
+    each!([x, scale, shift, y, a, b, d], mut [dy], |j| {
+        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
         dy[j] = a[j] * g + (b[j] * x[j] + d[j]);
-    }
+    });
 }
 
 /// The same into `dx`, while dy becomes g.
 #[inline(always)]
-fn split_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &mut [T], dx: &mut [T]) {
-    let c = x.len();
-    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
-    let (dy, dx) = (&mut dy[..c], &mut dx[..c]);
-    for j in 0..c {
-        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
+fn split_row<T: Real, const KIND: u8>(
+    x: &[T],
+    gate: Row<T>,
+    [a, b, d]: [&[T]; 3],
+    dy: &mut [T],
+    dx: &mut [T],
+) {
+    let Row { scale, shift, y } = gate;
+    each!([x, scale, shift, y, a, b, d], mut [dy, dx], |j| {
+        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
         dx[j] = a[j] * g + (b[j] * x[j] + d[j]);
         dy[j] = g;
-    }
+    });
 }
 
-/// The same added to `dx`.
+/// The same to `dx`, added to it if `add`.
 #[inline(always)]
-fn add_row<T: Real, const KIND: u8>(x: &[T], gate: Row<T>, abd: [&[T]; 3], dy: &[T], dx: &mut [T]) {
-    let c = x.len();
-    let ([a, b, d], gate) = (abd.map(|v| &v[..c]), cut::<T, KIND>(gate, c));
-    let (dy, dx) = (&dy[..c], &mut dx[..c]);
-    for j in 0..c {
-        let g = pass::<T, KIND>(&gate, x[j], dy[j], j);
-        dx[j] += a[j] * g + (b[j] * x[j] + d[j]);
-    }
+fn add_row<T: Real, const KIND: u8>(
+    x: &[T],
+    gate: Row<T>,
+    [a, b, d]: [&[T]; 3],
+    dy: &[T],
+    add: bool,
+    dx: &mut [T],
+) {
+    let Row { scale, shift, y } = gate;
+    each!([x, scale, shift, y, a, b, d, dy], mut [dx], |j| {
+        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
+        let old = if add { dx[j] } else { T::ZERO };
+        dx[j] = old + (a[j] * g + (b[j] * x[j] + d[j]));
+    });
 }
 
 impl<T: Real> Gradient<T> {
@@ -439,7 +457,7 @@ impl<T: Real> Gradient<T> {
                 || {
                     for (k, dy) in dy.chunks_exact_mut(c).enumerate() {
                         let r = i * ROWS + k;
-                        by_kind!(gate, replace_row(x.row(r), gate.at(r, (0, c, c)), abd, dy));
+                        by_kind!(gate, replace_row(x.row(r), gate.at(r, (0, c), x.row(r)), abd, dy));
                     }
                 },
             );
@@ -458,32 +476,40 @@ impl<T: Real> Gradient<T> {
                 || {
                     for (k, (dy, dx)) in dy.chunks_exact_mut(c).zip(dx.chunks_exact_mut(c)).enumerate() {
                         let r = i * ROWS + k;
-                        by_kind!(gate, split_row(x.row(r), gate.at(r, (0, c, c)), abd, dy, dx));
+                        by_kind!(gate, split_row(x.row(r), gate.at(r, (0, c), x.row(r)), abd, dy, dx));
                     }
                 },
             );
         });
     }
 
-    /// Second pass for several tensors: adds the gradient of each to its element of `dxs`.
-    pub fn add_inputs(&self, isa: Isa, xs: &[Rows<T>], dy: &[T], gate: Gate<T>, dxs: &mut [&mut [T]]) {
-        assert!(xs.len() == dxs.len() && xs.iter().zip(&*dxs).all(|(x, dx)| x.data.len() == dx.len()));
+    /// Second pass for several tensors: writes the gradient of each to its element of `dxs`, or adds it.
+    pub fn add_inputs(
+        &self,
+        isa: Isa,
+        xs: &[Rows<T>],
+        dy: &[T],
+        gate: Gate<T>,
+        dxs: &mut [(&mut [T], bool)],
+    ) {
+        assert!(xs.len() == dxs.len() && xs.iter().zip(&*dxs).all(|(x, dx)| x.data.len() == dx.0.len()));
         let all = self.a.len();
         let count = dy.len() / all;
-        let outs: Vec<_> = dxs.iter_mut().map(|dx| Shared::new(dx)).collect();
+        let outs: Vec<_> = dxs.iter_mut().map(|(dx, add)| (Shared::new(dx), *add)).collect();
         (0..count.div_ceil(ROWS)).into_par_iter().with_min_len(2).for_each(|i| {
             vectorize(
                 isa,
                 #[inline(always)]
                 || {
-                    for ((first, x), out) in placed(xs).zip(&outs) {
+                    for ((first, x), (out, add)) in placed(xs).zip(&outs) {
                         let c = x.channels;
                         let abd = self.abd(first, c);
                         for r in i * ROWS..count.min((i + 1) * ROWS) {
                             // SAFETY: dx has the length of x, and every row belongs to one task.
                             let out = unsafe { out.slice(r * c, c) };
                             let dy = &dy[r * all + first..][..c];
-                            by_kind!(gate, add_row(x.row(r), gate.at(r, (first, c, all)), abd, dy, out));
+                            let row = gate.at(r, (first, all), x.row(r));
+                            by_kind!(gate, add_row(x.row(r), row, abd, dy, *add, out));
                         }
                     }
                 },

@@ -331,35 +331,57 @@ unsafe fn outer<const MR: usize, const NV: usize>(
     }
 }
 
-/// Rows of the weight gradient that one task owns.
-const ROWS: usize = 24;
+/// Tasks that the weight gradient is cut into at least, whatever the number of threads.
+const TASKS: usize = 32;
 
 pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let (ci, co, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    // Vectors run over the side with more channels.
+    // Vectors run over the side with more channels. A task owns a panel of 64 of them and all rows.
     let wide_out = co >= ci;
     let (rows, columns) = if wide_out { (ci, co) } else { (co, ci) };
-    let (row_blocks, panels) = (rows.div_ceil(ROWS), columns.div_ceil(PANEL));
-    let tasks = g.groups * row_blocks * panels;
-    // Few weights: the batch is cut too, into a number of parts that depends on the shape alone.
-    let parts = 16usize.div_ceil(tasks).clamp(1, g.n);
+    let panels = columns.div_ceil(PANEL);
+    let tasks = g.groups * panels;
+    // The batch is cut too, into a number of parts that depends on the shape alone.
+    let parts = TASKS.div_ceil(tasks).clamp(1, g.n);
     let per_part = g.n.div_ceil(parts);
-    let size = ROWS * PANEL;
+    let size = rows * PANEL;
     let (oh, ow) = (g.oh(), g.ow());
+    // The panel of dy is the same for every tap, and that of x if there is one tap: then it is copied out of its
+    // rows, whose strides of whole pages would make it miss every cache, and used for all rows and taps.
+    let packed = wide_out || taps == 1;
     let mut sums = Buf::<f32>::zeros(parts * tasks * taps * size);
     sums.par_chunks_exact_mut(taps * size).with_max_len(1).enumerate().for_each(|(task, sums)| {
         let (part, task) = (task / tasks, task % tasks);
-        let (group, row, column) =
-            (task / (row_blocks * panels), task / panels % row_blocks * ROWS, task % panels * PANEL);
+        let (group, column) = (task / panels, task % panels * PANEL);
+        let width = PANEL.min(columns - column);
         let (x_from, dy_from) = match wide_out {
-            true => (group * ci + row, group * co + column),
-            false => (group * ci + column, group * co + row),
+            true => (group * ci, group * co + column),
+            false => (group * ci + column, group * co),
         };
         let output_rows = (part * per_part).min(g.n) * oh..((part + 1) * per_part).min(g.n) * oh;
         // As many output rows at a time as give about TERMS pixels.
         let step = (TERMS / ow).max(1);
         let mut runs = Vec::with_capacity(step);
+        let mut panel = Buf::<f32>::dirty(if packed { step * ow * PANEL } else { 0 });
         for first in output_rows.clone().step_by(step) {
+            let block = first..output_rows.end.min(first + step);
+            if packed {
+                let pixels = block.clone().flat_map(|r| (0..ow).map(move |ox| (r, ox)));
+                for ((r, ox), to) in pixels.zip(panel.chunks_exact_mut(PANEL)) {
+                    let from = match wide_out {
+                        true => Some(&dy[(r * ow + ox) * g.co + dy_from..]),
+                        false => {
+                            let iy = (r % oh * g.stride[0]).wrapping_sub(g.pad[0]);
+                            let ix = (ox * g.stride[1]).wrapping_sub(g.pad[1]);
+                            let inside = iy < g.h && ix < g.w;
+                            inside.then(|| &x[((r / oh * g.h + iy) * g.w + ix) * g.ci + x_from..])
+                        }
+                    };
+                    if let Some(from) = from {
+                        to[..width].copy_from_slice(&from[..width]);
+                    }
+                }
+            }
             for a in 0..kh {
                 for b in 0..kw {
                     // Output columns whose input column ox stride + b - pad lies inside.
@@ -369,7 +391,7 @@ pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
                         continue;
                     }
                     runs.clear();
-                    for r in first..output_rows.end.min(first + step) {
+                    for r in block.clone() {
                         let (image, oy) = (r / oh, r % oh);
                         let iy = (oy * g.stride[0] + a).wrapping_sub(g.pad[0]);
                         if iy < g.h {
@@ -377,17 +399,19 @@ pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
                             let xp = x[((image * g.h + iy) * g.w + ix) * g.ci + x_from..].as_ptr();
                             let dyp = dy[(r * ow + ox0) * g.co + dy_from..].as_ptr();
                             let (a, b) = if wide_out { (xp, dyp) } else { (dyp, xp) };
+                            let b = match packed {
+                                true => panel[((r - first) * ow + ox0) * PANEL..].as_ptr(),
+                                false => b,
+                            };
                             runs.push(Run { a, b, len: ox1 - ox0 });
                         }
                     }
                     let to = sums[(a * kw + b) * size..].as_mut_ptr();
-                    let extent = (ROWS.min(rows - row), PANEL.min(columns - column));
-                    let steps = match wide_out {
-                        true => (g.stride[1] * g.ci, g.co),
-                        false => (g.co, g.stride[1] * g.ci),
-                    };
-                    // SAFETY: `Algorithm::choose` has seen AVX-512; the runs lie inside x and dy.
-                    unsafe { outer_block(&runs, steps, to, extent) };
+                    let (x_step, dy_step) = (g.stride[1] * g.ci, g.co);
+                    let (a_step, b_step) = if wide_out { (x_step, dy_step) } else { (dy_step, x_step) };
+                    let b_step = if packed { PANEL } else { b_step };
+                    // SAFETY: `Algorithm::choose` has seen AVX-512; the runs lie inside x, dy and the panel.
+                    unsafe { outer_block(&runs, (a_step, b_step), to, (rows, width)) };
                 }
             }
         }
@@ -401,15 +425,15 @@ pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
         let (group, o) = (o / co, o % co);
         for (i, dw) in dw.chunks_exact_mut(taps).enumerate() {
             let (r, c) = if wide_out { (i, o) } else { (o, i) };
-            let task = (group * row_blocks + r / ROWS) * panels + c / PANEL;
+            let task = group * panels + c / PANEL;
             for (tap, dw) in dw.iter_mut().enumerate() {
-                *dw = first[(task * taps + tap) * size + r % ROWS * PANEL + c % PANEL];
+                *dw = first[(task * taps + tap) * size + r * PANEL + c % PANEL];
             }
         }
     });
 }
 
-/// [`outer`] over up to [`ROWS`] rows and one panel of columns; `c` has rows of [`PANEL`] floats.
+/// [`outer`] over `rows` rows and one panel of columns; `c` has rows of [`PANEL`] floats.
 ///
 /// # Safety
 /// As [`outer`].

@@ -326,14 +326,15 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
         let gate = Gate::Affine(&affine);
         let with = Normalized { moments: &moments, gamma: &gamma, eps, of_batch };
         let grads = Gradient::new(isa, &rows, &dy, gate, with);
-        let gathered = |(slot, (data, _)): (&Option<Arc<_>>, &(Arc<Buf<T>>, usize))| {
-            let old = slot.as_ref().and_then(|s: &Arc<super::graph::Slot<T>>| s.take());
-            old.unwrap_or_else(|| Buf::zeros(data.len()))
-        };
-        let mut dxs: Vec<_> = slots.iter().zip(&values).map(gathered).collect();
-        let mut outs: Vec<&mut [T]> = dxs.iter_mut().map(|dx| &mut dx[..]).collect();
+        let mut dxs = Vec::with_capacity(values.len());
+        for (slot, (data, _)) in slots.iter().zip(&values) {
+            let old = slot.as_ref().and_then(|slot| slot.take());
+            let add = old.is_some();
+            dxs.push((old.unwrap_or_else(|| Buf::dirty(data.len())), add));
+        }
+        let mut outs: Vec<(&mut [T], bool)> = dxs.iter_mut().map(|(dx, add)| (&mut dx[..], *add)).collect();
         grads.add_inputs(isa, &rows, &dy, gate, &mut outs);
-        for (slot, dx) in slots.into_iter().zip(dxs) {
+        for (slot, (dx, _)) in slots.into_iter().zip(dxs) {
             if let Some(slot) = slot {
                 slot.add(dx);
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use taper_train::data::{
-    Augment, ImageBatch, ImagePipeline, Images, Normalize, PipelineConfig, Shape, SplitSize, TextStream,
-    split,
+    Augment, ImageBatch, ImagePipeline, Images, Lengths, Normalize, PipelineConfig, Shape, SplitSize,
+    TextStream, split,
 };
 
 /// Images whose every byte tells its place: byte `b` of image `i` is `(7 i + b) mod 251`.
@@ -21,7 +21,7 @@ fn config(batch_size: usize, augment: Augment, channels: usize) -> PipelineConfi
     PipelineConfig { batch_size, shuffle: true, augment, normalize, drop_last: false, indices: None }
 }
 
-const ALL: Augment = Augment { pad_crop: 2, flip: true, cutout: 3, mixup: 0.4 };
+const ALL: Augment = Augment { crop_pad: 2, flip: true, cutout: 3, mixup: 0.4 };
 
 fn epoch(set: &Images, config: &PipelineConfig, seed: u64, epoch: u64, start: usize) -> Vec<ImageBatch> {
     ImagePipeline::new(set.clone(), config.clone(), seed).unwrap().epoch(epoch, start).collect()
@@ -126,7 +126,7 @@ fn every_crop_and_flip_is_a_window_of_the_padded_image_and_all_occur() {
         }
     }
     let mut seen = vec![0; expected.len()];
-    let augment = Augment { pad_crop: pad, flip: true, ..Augment::default() };
+    let augment = Augment { crop_pad: pad, flip: true, ..Augment::default() };
     for batch in epoch(&set, &config(1, augment, 1), 1, 0, 0) {
         seen[expected.iter().position(|e| *e == batch.pixels).expect("a window of the padded image")] += 1;
     }
@@ -208,7 +208,7 @@ fn a_configuration_that_cannot_work_is_refused() {
     refused(|c| c.normalize = Normalize::unit(3), "normalize");
     refused(|c| c.normalize.std = vec![0.0], "normalize");
     refused(|c| c.augment.mixup = f64::NAN, "mixup");
-    refused(|c| c.augment.pad_crop = usize::MAX, "pad_crop");
+    refused(|c| c.augment.crop_pad = usize::MAX, "crop_pad");
     refused(|c| c.augment.cutout = usize::MAX, "cutout");
     refused(|c| c.indices = Some([5].into()), "indices");
 }
@@ -236,7 +236,7 @@ fn evaluation_reads_every_token_once_in_one_stream() {
 #[test]
 fn training_windows_have_the_published_distribution() {
     let stream = TextStream::new(vec![0; 2_000_003].into(), 1).unwrap();
-    let windows: Vec<_> = stream.windows(1, 0, 70).collect();
+    let windows: Vec<_> = stream.windows(1, 0, Lengths::awd(70)).collect();
     let n = windows.len() as f64;
     let long: Vec<f64> = windows.iter().map(|w| w.len as f64).filter(|l| *l > 52.5).collect();
     // 52.5 is 3.5 deviations from both centres. Truncation lowers the mean by one half.
@@ -255,7 +255,7 @@ proptest! {
     fn training_windows_follow_each_other_to_the_end(tokens in 3usize..2000, batch in 1usize..5, seed: u64, epoch: u64) {
         let Ok(stream) = TextStream::new(vec![0; tokens].into(), batch) else { return Ok(()) };
         let mut at = 0;
-        for window in stream.windows(seed, epoch, 70) {
+        for window in stream.windows(seed, epoch, Lengths::awd(70)) {
             prop_assert_eq!(window.start, at);
             prop_assert!(window.len > 0);
             at += window.len;

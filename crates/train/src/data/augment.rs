@@ -9,7 +9,7 @@ use super::Shape;
 #[serde(default, deny_unknown_fields)]
 pub struct Augment {
     /// Pads this many black pixels on each side and crops a random window of the image's size. Defaults to 0.
-    pub pad_crop: usize,
+    pub crop_pad: usize,
     /// Mirrors left and right with probability one half. Defaults to false.
     pub flip: bool,
     /// Blanks a square of this many pixels a side, centred anywhere, to the mean (DeVries & Taylor 2017). Defaults to 0.
@@ -72,7 +72,7 @@ const DRAWS: u64 = 8;
 impl Augment {
     fn draw(&self, rng: &Rng, sample: usize, shape: Shape) -> Draw {
         let mut rng = rng.clone().at(sample as u64 * DRAWS);
-        let shifts = 2 * self.pad_crop as u64 + 1;
+        let shifts = 2 * self.crop_pad as u64 + 1;
         Draw {
             top: rng.below(shifts) as usize,
             left: rng.below(shifts) as usize,
@@ -105,12 +105,12 @@ impl Transform {
 
     /// One image into `out`. `stream` is the epoch's.
     pub fn apply(&self, image: &[u8], sample: usize, stream: &Rng, out: &mut [f32]) {
-        if self.augment.pad_crop == 0 && !self.augment.flip && self.augment.cutout == 0 {
+        if self.augment.crop_pad == 0 && !self.augment.flip && self.augment.cutout == 0 {
             return self.look_up(image, out);
         }
         let draw = self.augment.draw(stream, sample, self.shape);
         let Shape { height, width, channels, .. } = self.shape;
-        let pad = self.augment.pad_crop;
+        let pad = self.augment.crop_pad;
         // The columns of the window that fall on the image, in the image's coordinates; the rest is padding.
         let (from, to) =
             (draw.left.saturating_sub(pad).min(width), (draw.left + width).saturating_sub(pad).min(width));

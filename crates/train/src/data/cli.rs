@@ -189,7 +189,7 @@ pub fn input_rate(registry: &DataRegistry, search: &Search) -> Result<InputRate,
     let (Data::Images { train, .. }, Some(normalize)) = (loaded.data, loaded.normalize) else {
         return Err(DataError::option(&loaded.provenance.name, "name", "expected a set of images"));
     };
-    let augment = Augment { pad_crop: 4, flip: true, ..Augment::default() };
+    let augment = Augment { crop_pad: 4, flip: true, ..Augment::default() };
     let config = PipelineConfig {
         batch_size: 128,
         shuffle: true,

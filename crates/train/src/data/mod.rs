@@ -47,7 +47,7 @@ pub use pipeline::{ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
 pub use registry::{DataRegistry, Dataset, Description, OptionDoc, options};
 pub use search::{Form, Found, Layout, Search, Spec, find};
 pub use split::{SplitSize, split};
-pub use stream::{TextBatch, TextStream, Window};
+pub use stream::{Lengths, TextBatch, TextStream, Window};
 pub use text::{EOS, Text, UNK, Vocabulary};
 
 /// A data set in memory.

@@ -86,7 +86,7 @@ impl ImagePipeline {
         }
         let longest = images.height.max(images.width);
         for (key, value) in
-            [("augment.pad_crop", config.augment.pad_crop), ("augment.cutout", config.augment.cutout)]
+            [("augment.crop_pad", config.augment.crop_pad), ("augment.cutout", config.augment.cutout)]
         {
             if value > longest {
                 return wrong(key, format!("expected at most the image's {longest} pixels, found {value}"));

@@ -16,6 +16,26 @@ pub struct TextStream {
     steps: usize,
 }
 
+/// How long training windows are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lengths {
+    /// The usual length.
+    pub base: usize,
+    /// The share of windows around half of it.
+    pub half: f64,
+    /// The standard deviation of a drawn length.
+    pub deviation: f64,
+    /// The least length.
+    pub least: usize,
+}
+
+impl Lengths {
+    /// AWD-LSTM's: 5 % around half the base, deviation 5, no less than 5.
+    pub fn awd(base: usize) -> Self {
+        Self { base, half: 0.05, deviation: 5.0, least: 5 }
+    }
+}
+
 /// Some steps of all streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
@@ -62,21 +82,20 @@ impl TextStream {
         self.steps
     }
 
-    /// The training windows of an epoch: with probability 0.95 the length is drawn around `base`, otherwise around half
-    /// of it, with deviation 5 and no less than 5.
+    /// The training windows of an epoch.
     ///
     /// As in the published code, the rate follows the length that was drawn, also where the stream ends before it, and a
     /// single token left at the end is not used.
-    pub fn windows(&self, seed: u64, epoch: u64, base: usize) -> impl Iterator<Item = Window> + use<> {
+    pub fn windows(&self, seed: u64, epoch: u64, lengths: Lengths) -> impl Iterator<Item = Window> + use<> {
         let (mut rng, steps, mut start) = (Rng::new(seed, "windows", "", epoch), self.steps, 0);
+        let base = lengths.base as f64;
         std::iter::from_fn(move || {
             if start + 2 >= steps {
                 return None;
             }
-            let around = if rng.uniform() < 0.95 { base as f64 } else { base as f64 / 2.0 };
-            let drawn = ((around + 5.0 * rng.normal()) as usize).max(5);
-            let window =
-                Window { start, len: drawn.min(steps - 1 - start), rate_scale: drawn as f64 / base as f64 };
+            let around = if rng.uniform() < lengths.half { base / 2.0 } else { base };
+            let drawn = ((around + lengths.deviation * rng.normal()) as usize).max(lengths.least).max(1);
+            let window = Window { start, len: drawn.min(steps - 1 - start), rate_scale: drawn as f64 / base };
             start += window.len;
             Some(window)
         })

@@ -3,7 +3,8 @@ use super::RunError;
 use super::metrics::Split;
 use crate::Registries;
 use crate::data::{
-    self, Data, ImagePipeline, Images, Loaded, PipelineConfig, Provenance, Search, SplitSize, TextStream,
+    self, Data, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
+    TextStream,
 };
 use crate::recipe::{Bptt, Holdout, Map, Recipe, Task as Section};
 use candle_core::{DType, Device, Tensor};
@@ -42,7 +43,7 @@ pub(crate) struct Task {
 
 enum Source {
     Images { train: ImagePipeline, val: Option<ImagePipeline>, test: ImagePipeline },
-    Text { train: TextStream, val: TextStream, test: TextStream, bptt: Bptt },
+    Text { train: TextStream, val: TextStream, test: TextStream, lengths: Lengths },
 }
 
 impl Task {
@@ -91,7 +92,7 @@ impl Task {
     pub fn batches(&self, epoch: u64) -> u64 {
         match &self.source {
             Source::Images { train, .. } => train.batches() as u64,
-            Source::Text { train, bptt, .. } => train.windows(self.seed, epoch, bptt.length).count() as u64,
+            Source::Text { train, lengths, .. } => train.windows(self.seed, epoch, *lengths).count() as u64,
         }
     }
 
@@ -104,9 +105,9 @@ impl Task {
                 let dims = train.shape();
                 Box::new(train.epoch(epoch, start).map(move |batch| images(batch, dims, &device)))
             }
-            Source::Text { train, bptt, .. } => {
+            Source::Text { train, lengths, .. } => {
                 let stream = train.clone();
-                let windows = train.windows(self.seed, epoch, bptt.length).skip(start);
+                let windows = train.windows(self.seed, epoch, *lengths).skip(start);
                 Box::new(windows.map(move |w| tokens(&stream, w, &device)))
             }
         }
@@ -153,9 +154,9 @@ impl Task {
                 let dims = set.shape();
                 Box::new(set.epoch(0, 0).map(move |batch| images(batch, dims, &device)))
             }
-            (Source::Text { val, test, bptt, .. }, _) => {
+            (Source::Text { val, test, lengths, .. }, _) => {
                 let stream = if split == Split::Val { val.clone() } else { test.clone() };
-                let windows = stream.fixed_windows(bptt.length);
+                let windows = stream.fixed_windows(lengths.base);
                 Box::new(windows.map(move |w| tokens(&stream, w, &device)))
             }
         };
@@ -197,7 +198,7 @@ impl Source {
                     None => loaded.normalize.unwrap_or_else(|| data::Normalize::unit(train.channels)),
                 };
                 let augment = data::Augment {
-                    pad_crop: section.augment.crop_pad,
+                    crop_pad: section.augment.crop_pad,
                     flip: section.augment.flip,
                     cutout: section.augment.cutout,
                     mixup: section.augment.mixup,
@@ -234,14 +235,17 @@ impl Source {
                 Ok(Self::Images { train, val, test: ImagePipeline::new(test, still(None), recipe.seed)? })
             }
             Data::Text(text) => {
-                let bptt = recipe.train.bptt.clone();
-                let bptt = bptt.ok_or_else(|| recipe.error_at("train", "text needs `bptt: {length: 70}`"))?;
+                let Some(bptt) = &recipe.train.bptt else {
+                    return Err(recipe.error_at("train", "text needs `bptt: {length: 70}`").into());
+                };
+                let Bptt { length, half, std, min } = *bptt;
+                let lengths = Lengths { base: length, half, deviation: std, least: min };
                 let eval = section.eval_batch_size;
                 Ok(Self::Text {
                     train: TextStream::new(text.train, section.batch_size)?,
                     val: TextStream::new(text.valid, eval)?,
                     test: TextStream::new(text.test, eval)?,
-                    bptt,
+                    lengths,
                 })
             }
         }
@@ -272,7 +276,7 @@ fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<
     let shape = (batch.len, batch.batch);
     Ok(Batch {
         input: Tensor::from_vec(batch.input, shape, device)?,
-        target: Tensor::from_vec(batch.target, shape, device)?.flatten_all()?,
+        target: Tensor::from_vec(batch.target, shape, device)?,
         mixed: None,
         samples: (shape.0 * shape.1) as u64,
         rate_scale: window.rate_scale,

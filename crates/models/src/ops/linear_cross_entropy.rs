@@ -115,7 +115,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         // On the three results rather than on the logits' gradient, which is the largest of all.
         let scaled = |mut v: Vec<T>| {
             if factor != 1.0 {
-                v.iter_mut().for_each(|v| *v = *v * <T as Real>::from_f64(factor));
+                v.iter_mut().for_each(|v| *v *= <T as Real>::from_f64(factor));
             }
             v
         };

@@ -114,8 +114,10 @@ fn row_exact<T: Real>(row: &mut [T], bias: Option<&[T]>, t: Row) -> f64 {
 mod tests {
     use super::*;
 
+    type Version = fn(&mut [f32], Row) -> f64;
+
     /// Every version: the two that dispatch can choose here, and the one for CPUs without fused multiply-add.
-    fn versions() -> [(&'static str, fn(&mut [f32], Row) -> f64); 3] {
+    fn versions() -> [(&'static str, Version); 3] {
         [
             ("best", |row, t| row_f32(Isa::detect(), row, None, t)),
             ("portable", |row, t| row_f32(Isa::Portable, row, None, t)),

@@ -54,8 +54,8 @@ pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
     let x = if x < -LIMIT { -LIMIT } else { x };
     let s = x * x;
     let mut p = -2.760_768_5e-16;
-    p = fma::<FMA>(p, s, 2.000_187_9e-13);
-    p = fma::<FMA>(p, s, -8.604_671_5e-11);
+    p = fma::<FMA>(p, s, 2.000_188e-13);
+    p = fma::<FMA>(p, s, -8.604_672e-11);
     p = fma::<FMA>(p, s, 5.122_297_1e-8);
     p = fma::<FMA>(p, s, 1.485_722_4e-5);
     p = fma::<FMA>(p, s, 6.372_619_3e-4);
@@ -63,7 +63,7 @@ pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
     let mut q = 1.198_258_4e-6;
     q = fma::<FMA>(q, s, 1.185_347_1e-4);
     q = fma::<FMA>(q, s, 2.268_434_6e-3);
-    q = fma::<FMA>(q, s, 4.893_525_2e-3);
+    q = fma::<FMA>(q, s, 4.893_525e-3);
     x * p / q
 }
 

@@ -53,32 +53,42 @@ struct MeanSquare {
 
 impl MeanSquare {
     fn mean<T: Real>(&self, x: &[T]) -> f64 {
-        let count = x.len() - self.step;
-        let sum = |square: &(dyn Fn(usize) -> f64 + Sync)| -> f64 {
-            let part = |i: usize| (i * CHUNK..count.min((i + 1) * CHUNK)).map(square).sum::<f64>();
-            let parts: Vec<f64> = (0..count.div_ceil(CHUNK)).into_par_iter().map(part).collect();
-            parts.iter().sum()
+        let (x, later) = (&x[..x.len() - self.step], &x[self.step..]);
+        let minus = if self.step == 0 { 0.0 } else { 1.0 };
+        let part = |(x, later): (&[T], &[T])| {
+            // Independent sums, so that they become vector code.
+            let mut sums = [0.0; 8];
+            for (x, later) in x.chunks(8).zip(later.chunks(8)) {
+                for ((sum, x), later) in sums.iter_mut().zip(x).zip(later) {
+                    let d = later.to_f64() - minus * x.to_f64();
+                    *sum += d * d;
+                }
+            }
+            sums.iter().sum::<f64>()
         };
-        let total = match self.step {
-            0 => sum(&|i| x[i].to_f64().powi(2)),
-            step => sum(&|i| (x[i + step].to_f64() - x[i].to_f64()).powi(2)),
-        };
-        total / count as f64
+        let parts: Vec<f64> = x.par_chunks(CHUNK).zip(later.par_chunks(CHUNK)).map(part).collect();
+        parts.iter().sum::<f64>() / x.len() as f64
     }
 
     fn gradient<T: Real + WithDType>(&self, x: &[T], upstream: f64) -> Vec<T> {
         let (n, step) = (x.len(), self.step);
         let factor = <T as Real>::from_f64(2.0 * upstream / (n - step) as f64);
+        if step == 0 {
+            return x.par_iter().with_min_len(CHUNK).map(|x| *x * factor).collect();
+        }
         let mut dx = vec![T::ZERO; n];
-        dx.par_chunks_mut(CHUNK).enumerate().for_each(|(i, dx)| {
-            for (i, dx) in (i * CHUNK..).zip(dx) {
-                let mut d = x[i];
-                if step > 0 {
-                    let after = if i + step < n { x[i] - x[i + step] } else { T::ZERO };
-                    let before = if i >= step { x[i] - x[i - step] } else { T::ZERO };
-                    d = after + before;
+        dx.par_chunks_mut(step).enumerate().for_each(|(t, dx)| {
+            let now = &x[t * step..(t + 1) * step];
+            let mut add = |other: &[T]| {
+                for ((dx, now), other) in dx.iter_mut().zip(now).zip(other) {
+                    *dx += (*now - *other) * factor;
                 }
-                *dx = d * factor;
+            };
+            if t > 0 {
+                add(&x[(t - 1) * step..t * step]);
+            }
+            if (t + 1) * step < n {
+                add(&x[(t + 1) * step..(t + 2) * step]);
             }
         });
         dx

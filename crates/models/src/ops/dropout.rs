@@ -14,7 +14,7 @@ const CHUNK: usize = 1 << 14;
 /// Which elements are kept, and the factor of those that are (1/(1 - p) for a share p of dropped ones).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mask {
-    keep: Arc<[u8]>,
+    keep: Arc<Vec<u8>>,
     scale: f64,
     shape: Shape,
 }
@@ -47,7 +47,7 @@ impl Mask {
                 }
             }
         });
-        Ok(Self { keep: keep.into(), scale: 1.0 / (1.0 - p), shape })
+        Ok(Self { keep: Arc::new(keep), scale: 1.0 / (1.0 - p), shape })
     }
 
     /// The mask of a tensor whose elements are zero or one common factor.
@@ -58,7 +58,7 @@ impl Mask {
             let found = format!("{scale} and {other}");
             return Err(Error::Argument { op: OP, expected: "a mask of zeros and one factor", found });
         }
-        let keep = values.iter().map(|v| u8::from(*v != 0.0)).collect();
+        let keep = Arc::new(values.iter().map(|v| u8::from(*v != 0.0)).collect());
         Ok(Self { keep, scale, shape: mask.shape().clone() })
     }
 

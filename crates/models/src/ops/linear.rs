@@ -4,7 +4,7 @@ use crate::Result;
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::sums::column_sums;
-use crate::kernels::{Isa, Real};
+use crate::kernels::{Buf, Isa, Real};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 
@@ -130,11 +130,9 @@ impl Linear {
         };
         gemm(isa, Mat::new(x, m, k), Mat::new(w, n, k).t(), &mut y, n, b.is_some());
         if self.act == Activation::Relu {
-            // Written so that NaN stays.
-            y.par_iter_mut().with_min_len(PARALLEL).for_each(|v| {
-                if *v < T::ZERO {
-                    *v = T::ZERO
-                }
+            y.par_chunks_mut(PARALLEL).for_each(|y| {
+                // Written so that NaN stays.
+                y.iter_mut().for_each(|v| *v = if *v < T::ZERO { T::ZERO } else { *v });
             });
         }
         Ok(T::to_cpu_storage_owned(y))
@@ -175,9 +173,17 @@ impl Linear {
 }
 
 /// `dy` where `y` is positive, else 0.
-fn masked<T: Real>(dy: &[T], y: &[T]) -> Vec<T> {
-    let pass = |(dy, y): (&T, &T)| if *y > T::ZERO { *dy } else { T::ZERO };
-    dy.par_iter().zip(y).with_min_len(PARALLEL).map(pass).collect()
+fn masked<T: Real>(dy: &[T], y: &[T]) -> Buf<T> {
+    let mut g = Buf::dirty(dy.len());
+    let parts = g.par_chunks_mut(PARALLEL).zip(dy.par_chunks(PARALLEL)).zip(y.par_chunks(PARALLEL));
+    parts.for_each(|((g, dy), y)| {
+        // In two passes, since a gradient that is only read where it is needed does not become vector code.
+        g.copy_from_slice(dy);
+        for (g, y) in g.iter_mut().zip(y) {
+            *g = if *y > T::ZERO { *g } else { T::ZERO };
+        }
+    });
+    g
 }
 
 impl CustomOp2 for Linear {

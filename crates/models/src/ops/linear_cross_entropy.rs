@@ -8,7 +8,7 @@ use crate::kernels::softmax::Row;
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa, Real};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 const OP: &str = "linear_cross_entropy";
 
@@ -59,8 +59,19 @@ pub fn linear_cross_entropy(
 struct Op<T: Real> {
     rows: Vec<Option<Row>>,
     wanted: [bool; 3],
-    /// Of the logits.
-    gradient: Mutex<Option<Arc<Buf<T>>>>,
+    /// Of the logits; freed by the backward pass.
+    gradient: Mutex<Option<Buf<T>>>,
+}
+
+impl<T: Real> Op<T> {
+    /// The loss and the gradient of the logits.
+    fn compute(&self, x: &[T], w: &[T], b: &[T]) -> (f64, Buf<T>) {
+        let (n, c, isa) = (self.rows.len(), b.len(), Isa::detect());
+        let mut logits = Buf::dirty(n * c);
+        let (x, w) = (Mat::new(x, n, x.len() / n), Mat::new(w, c, w.len() / c));
+        gemm(isa, x, w.t(), &mut logits, c, false);
+        (in_place(isa, &mut logits, Some(b), &self.rows), logits)
+    }
 }
 
 impl<T: Real + WithDType> CustomOp3 for Op<T> {
@@ -77,13 +88,9 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         b: &CpuStorage,
         lb: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let ((c, k), n, isa) = (lw.shape().dims2()?, self.rows.len(), Isa::detect());
-        let (x, w, b) = (slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
-        let mut logits = Buf::dirty(n * c);
-        gemm(isa, Mat::new(x, n, k), Mat::new(w, c, k).t(), &mut logits, c, false);
-        let loss = in_place(isa, &mut logits, Some(b), &self.rows);
+        let (loss, gradient) = self.compute(slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
         if self.wanted != [false; 3] {
-            *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(logits));
+            *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
         }
         Ok((T::to_cpu_storage_owned(vec![<T as Real>::from_f64(loss)]), ().into()))
     }
@@ -96,8 +103,10 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         _: &Tensor,
         upstream: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let Some(gradient) = self.gradient.lock().unwrap_or_else(PoisonError::into_inner).clone() else {
-            return Ok((None, None, None));
+        let gradient = match self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(gradient) => gradient,
+            // The graph's second backward pass.
+            None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(x, w, b).1)))???,
         };
         let ((c, k), n, isa) = (w.dims2()?, self.rows.len(), Isa::detect());
         let [want_x, want_w, want_b] = self.wanted;
@@ -106,7 +115,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         // On the three results rather than on the logits' gradient, which is the largest of all.
         let scaled = |mut v: Vec<T>| {
             if factor != 1.0 {
-                v.iter_mut().for_each(|v| *v = *v * <T as Real>::from_f64(factor));
+                v.iter_mut().for_each(|v| *v *= <T as Real>::from_f64(factor));
             }
             v
         };

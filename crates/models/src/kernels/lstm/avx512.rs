@@ -32,7 +32,8 @@ struct Tile<const NV: usize> {
 ///
 /// # Safety
 /// AVX-512F is there; `a`, `b` and the masked lanes of `c` are valid for these sizes.
-#[inline]
+// Never inlined: as a part of `panel`, the compiler kept one of the accumulators in memory.
+#[inline(never)]
 #[target_feature(enable = "avx512f")]
 #[allow(clippy::needless_range_loop)]
 unsafe fn multiply<const MR: usize, const NV: usize>(

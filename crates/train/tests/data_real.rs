@@ -147,7 +147,7 @@ fn the_cifar100_subset_is_declared_as_one() {
     );
     assert!((0..2000).all(|i| coarse.image(i) == train.image(i)));
     // A coarse class is five fine classes, the same five everywhere.
-    let mut parents = vec![None; 100];
+    let mut parents = [None; 100];
     for i in 0..2000 {
         let parent = parents[usize::from(train.label(i))].get_or_insert(coarse.label(i));
         assert_eq!(*parent, coarse.label(i));
@@ -192,7 +192,7 @@ fn other_content_under_the_same_name_is_refused_unless_told() {
     let search = Search { dir: Some(dir.path().into()), offline: true, ..Search::default() };
     let set = DataRegistry::builtin().get("ptb").unwrap().clone();
     let error = set.load(&json!({}), &search).unwrap_err();
-    assert!(matches!(&error, DataError::Mismatch { split, .. } if split == "valid"), "{error}");
+    assert!(matches!(&error, DataError::Mismatch(found) if found.split == "valid"), "{error}");
     assert!(error.to_string().contains("data.verify: false"));
     let loaded = set.load(&json!({"verify": false}), &search).unwrap();
     assert!(!loaded.provenance.verified);

@@ -46,7 +46,7 @@ impl Split {
     ) -> Result<(), DataError> {
         const PLANE: usize = 32 * 32;
         let size = format.labels + 3 * PLANE;
-        if bytes == 0 || bytes % size as u64 != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(size as u64) {
             let message = format!("expected records of {size} bytes, found a length of {bytes}");
             return Err(DataError::format(path, message));
         }
@@ -95,7 +95,7 @@ pub fn archive(path: &Path, format: &Records) -> Result<(Split, Split), DataErro
             return Err(DataError::format(path, message));
         }
         let of_file = |wanted: &&str| name.file_name().is_some_and(|found| found == *wanted);
-        let slot = match format.train.iter().position(|wanted| of_file(&wanted)) {
+        let slot = match format.train.iter().position(&of_file) {
             Some(batch) => &mut train[batch],
             None if of_file(&format.test) => &mut test,
             None => continue,

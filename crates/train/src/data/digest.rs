@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::files::{hex, write_atomically};
-use super::{DataError, Images, Search};
+use super::{DataError, Images, Mismatch, Search};
 
 /// A split whose content is known.
 struct Known {
@@ -119,7 +119,7 @@ pub fn compare(set: &str, place: &str, contents: &[Content], verify: bool) -> Re
         verdict.verified = false;
         if let Some(known) = KNOWN.iter().filter(of_split).find(|k| k.subset.is_none() && verify) {
             let same = KNOWN.iter().find(|k| k.sha256 == content.sha256);
-            return Err(DataError::Mismatch {
+            return Err(DataError::Mismatch(Box::new(Mismatch {
                 name: set.into(),
                 split: content.split.clone(),
                 place: place.into(),
@@ -128,7 +128,7 @@ pub fn compare(set: &str, place: &str, contents: &[Content], verify: bool) -> Re
                 found_samples: content.samples,
                 found: content.sha256.clone(),
                 known_as: same.map(|k| format!("{}, {}", k.set, k.split)),
-            });
+            })));
         }
     }
     Ok(verdict)

@@ -58,30 +58,8 @@ pub enum DataError {
         supply: String,
     },
     /// The samples were read, but they are not the data set they claim to be.
-    #[error(
-        "{place}: this is not {name} ({split}): expected {} samples with content digest {expected}, found {found_samples} with {found}{}; \
-         `data.verify: false` trains on it regardless",
-        expected_samples,
-        known_as.as_ref().map(|n| format!(" (which is {n})")).unwrap_or_default()
-    )]
-    Mismatch {
-        /// The data set.
-        name: String,
-        /// `train`, `valid` or `test`.
-        split: String,
-        /// Where the data came from.
-        place: String,
-        /// How many samples the split has.
-        expected_samples: usize,
-        /// The split's content digest.
-        expected: String,
-        /// How many samples were read.
-        found_samples: usize,
-        /// The content digest of what was read.
-        found: String,
-        /// The set and split this digest belongs to, when it is a known one.
-        known_as: Option<String>,
-    },
+    #[error(transparent)]
+    Mismatch(Box<Mismatch>),
     /// A cached file changed after its download.
     #[error("{}: damaged since its download: sha256 was {expected}, is {found}; `taper data fetch {name}` replaces it", path.display())]
     Damaged {
@@ -116,4 +94,30 @@ impl DataError {
     pub(crate) fn option(dataset: &str, key: &str, message: impl Into<String>) -> Self {
         Self::Option { dataset: dataset.into(), key: Some(key.into()), message: message.into() }
     }
+}
+
+/// Samples that are not the data set they claim to be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{place}: this is not {name} ({split}): expected {expected_samples} samples with content digest {expected}, found \
+     {found_samples} with {found}{}; `data.verify: false` trains on it regardless",
+    known_as.as_ref().map(|n| format!(" (which is {n})")).unwrap_or_default()
+)]
+pub struct Mismatch {
+    /// The data set.
+    pub name: String,
+    /// `train`, `valid` or `test`.
+    pub split: String,
+    /// Where the data came from.
+    pub place: String,
+    /// How many samples the split has.
+    pub expected_samples: usize,
+    /// The split's content digest.
+    pub expected: String,
+    /// How many samples were read.
+    pub found_samples: usize,
+    /// The content digest of what was read.
+    pub found: String,
+    /// The set and split this digest belongs to, when it is a known one.
+    pub known_as: Option<String>,
 }

@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 pub use augment::{Augment, Mix, Normalize};
 pub use digest::Content;
-pub use error::DataError;
+pub use error::{DataError, Mismatch};
 pub use files::Source;
 pub use images::{Images, Shape};
 pub use pipeline::{ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};

@@ -51,8 +51,9 @@ pub fn images(path: &Path, image: &str, labels: &[&str], shape: Shape) -> Result
         table.column::<ByteArrayType>(&[image, "bytes"], |slice| {
             let start = pixels.len();
             if start == 0 {
-                // The first slice was really there; by now the claim of `rows` is backed by the label columns.
-                pixels.reserve_exact(rows * size);
+                // By now the label columns have borne out the number of rows.
+                let short = |e| DataError::format(path, format!("no memory for {rows} images: {e}"));
+                pixels.try_reserve_exact(rows.saturating_mul(size)).map_err(short)?;
             }
             pixels.resize(start + slice.len() * size, 0);
             let failed = pixels[start..].par_chunks_exact_mut(size).zip(slice).enumerate().find_map_first(
@@ -101,11 +102,14 @@ struct Table<'a> {
 impl<'a> Table<'a> {
     fn open(path: &'a Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::io(path, e))?;
+        let bytes = file.metadata().map_err(|e| DataError::io(path, e))?.len();
         let reader = SerializedFileReader::new(file)
             .map_err(|e| DataError::format(path, format!("not a readable parquet file: {e}")))?;
         let claimed = reader.metadata().file_metadata().num_rows();
-        let rows = usize::try_from(claimed)
-            .map_err(|_| DataError::format(path, format!("the header claims {claimed} rows")))?;
+        // An image or a sentence takes more than a byte.
+        let possible = usize::try_from(claimed).ok().filter(|rows| *rows as u64 <= bytes);
+        let message = || format!("the header claims {claimed} rows, the file cannot hold them");
+        let rows = possible.ok_or_else(|| DataError::format(path, message()))?;
         Ok(Self { path, reader, rows })
     }
 

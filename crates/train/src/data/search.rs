@@ -121,8 +121,13 @@ pub fn find(spec: &Spec, search: &Search, revision: Option<&str>) -> Result<Foun
         let (form, files) = (spec.layouts[0].form, spec.embedded.iter().map(source).collect());
         return Ok(Found { place: "embedded".into(), form, files, download: None });
     }
-    if search.offline {
-        looked.push(format!("hub {}: not asked, because offline", spec.hub.id));
+    let forbidden = match (search.offline, cfg!(feature = "hub")) {
+        (true, _) => Some("offline"),
+        (false, false) => Some("this build lacks the feature `hub`"),
+        (false, true) => None,
+    };
+    if let Some(reason) = forbidden {
+        looked.push(format!("hub {}: not asked, because {reason}", spec.hub.id));
         return Err(missing(spec, looked));
     }
     let Some(root) = search.downloads() else { return Err(missing(spec, looked)) };

@@ -143,9 +143,16 @@ impl Config for DenseNetConfig {
 #[derive(Debug)]
 pub struct DenseNet {
     conv1: Conv,
-    blocks: Vec<(Vec<Layer>, Option<(Norm, Conv)>)>,
+    blocks: Vec<Block>,
     bn: Norm,
     head: Head,
+}
+
+/// The layers of a dense block and the transition after it.
+#[derive(Debug)]
+struct Block {
+    layers: Vec<Layer>,
+    transition: Option<(Norm, Conv)>,
 }
 
 #[derive(Debug)]
@@ -184,7 +191,7 @@ impl DenseNet {
                 }
                 None => None,
             };
-            blocks.push((layers, transition));
+            blocks.push(Block { layers, transition });
         }
         Ok(Self {
             conv1: Conv::new(channels, 2 * k, Kernel::new(3, 1), style, vb.pp("conv1"))?,
@@ -203,7 +210,7 @@ fn norm_relu(norm: &Norm, features: &Features, mode: Mode) -> Result<FeatureMap>
 impl Model for DenseNet {
     fn logits(&mut self, input: &Tensor, mode: Mode) -> Result<Tensor> {
         let mut features = Features::new(self.conv1.forward(&FeatureMap::enter(input)?, mode)?);
-        for (layers, transition) in &self.blocks {
+        for Block { layers, transition } in &self.blocks {
             for Layer { bn1, conv1, bn2, conv2 } in layers {
                 let x = conv1.forward(&norm_relu(bn1, &features, mode)?, mode)?;
                 features.prepend(conv2.forward(&bn2.relu(&x, mode)?, mode)?)?;

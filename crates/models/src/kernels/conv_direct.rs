@@ -21,7 +21,7 @@ const TERMS: usize = 256;
 /// floats (the last vector only in the lanes of `mask`).
 #[inline]
 #[target_feature(enable = "avx512f")]
-#[allow(clippy::needless_range_loop)]
+#[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
 unsafe fn tile<const MR: usize, const NV: usize>(
     (taps, k): (usize, usize),
     (a, stride): (*const *const f32, usize),

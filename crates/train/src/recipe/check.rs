@@ -295,7 +295,7 @@ impl Checks<'_> {
         }
         self.at_least_one("train.epochs", train.epochs)?;
         self.at_least_one("train.steps", train.steps)?;
-        self.at_least_one("train.eval_every", Some(train.eval_every))?;
+        self.at_least_one("train.eval_every", train.eval_every)?;
         self.at_least_one("train.accumulate", Some(train.accumulate))?;
         self.positive("train.clip_norm", train.clip_norm)?;
         self.positive("train.clip_value", train.clip_value)?;

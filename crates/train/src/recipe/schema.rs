@@ -309,8 +309,10 @@ pub struct Train {
     /// Optimizer steps.
     #[serde(default)]
     pub steps: Option<u64>,
-    /// Evaluates after every so many epochs (with `epochs`) or steps (with `steps`), and at the end.
-    pub eval_every: u64,
+    /// Evaluates after every so many epochs (with `epochs`) or steps (with `steps`), and at the end; every epoch unless
+    /// given.
+    #[serde(default)]
+    pub eval_every: Option<u64>,
     /// Writes a training line to the metrics every so many steps; 0: one an epoch.
     pub log_every: u64,
     /// Largest global norm of the gradient.

@@ -334,7 +334,8 @@ impl<'a> Run<'a> {
                     let values = [("loss", raw), ("lr", lr), ("grad_norm", norm)];
                     self.record(Split::Train, epoch, values)?;
                 }
-                if train.steps.is_some() && step % train.eval_every == 0 && step < self.steps {
+                let due = train.steps.and(train.eval_every).is_some_and(|every| step % every == 0);
+                if due && step < self.steps {
                     self.evaluate(epoch)?;
                 }
                 if train.checkpoint.every_steps.is_some_and(|every| step % every == 0) && !epoch_ends {
@@ -388,7 +389,13 @@ impl<'a> Run<'a> {
             self.record_probe(epoch)?;
         }
         let last = epoch >= self.epochs || self.state.step >= self.steps;
-        if last || train.steps.is_none() && epoch % train.eval_every == 0 {
+        let due = match (train.steps, train.eval_every) {
+            (None, Some(every)) => epoch % every == 0,
+            // Counted in steps, evaluations come inside the epoch.
+            (Some(_), Some(_)) => false,
+            (_, None) => true,
+        };
+        if last || due {
             self.evaluate(epoch)?;
         }
         let measured: Vec<String> = [Split::Val, Split::Test]

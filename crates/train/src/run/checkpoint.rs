@@ -50,7 +50,6 @@ pub(crate) struct State {
 pub(crate) struct Loaded {
     pub state: State,
     pub files: BTreeMap<String, Vec<u8>>,
-    pub path: PathBuf,
 }
 
 /// Stops the process at a named point when `TAPER_KILL_AT` names it: how the tests crash a run where it hurts most.
@@ -158,5 +157,5 @@ pub(crate) fn read(path: &Path) -> Result<Loaded, RunError> {
         }
         files.insert(name.clone(), bytes);
     }
-    Ok(Loaded { state, files, path: path.to_path_buf() })
+    Ok(Loaded { state, files })
 }

@@ -330,15 +330,16 @@ impl<'a> Run<'a> {
                 let (epochs, lr) = (self.epochs, self.optimizers.lr(&time));
                 self.progress
                     .step(step, self.steps, || format!("epoch {epoch}/{epochs}  loss {raw:.4}  lr {lr:.3e}"));
-                if train.log_every > 0 && step % train.log_every == 0 {
+                if train.log_every > 0 && step.is_multiple_of(train.log_every) {
                     let values = [("loss", raw), ("lr", lr), ("grad_norm", norm)];
                     self.record(Split::Train, epoch, values)?;
                 }
-                let due = train.steps.and(train.eval_every).is_some_and(|every| step % every == 0);
+                let due = train.steps.and(train.eval_every).is_some_and(|every| step.is_multiple_of(every));
                 if due && step < self.steps {
                     self.evaluate(epoch)?;
                 }
-                if train.checkpoint.every_steps.is_some_and(|every| step % every == 0) && !epoch_ends {
+                if train.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every)) && !epoch_ends
+                {
                     self.checkpoint()?;
                 }
                 let late = train.budget.seconds.is_some_and(|limit| started.elapsed().as_secs_f64() > limit);
@@ -390,7 +391,7 @@ impl<'a> Run<'a> {
         }
         let last = epoch >= self.epochs || self.state.step >= self.steps;
         let due = match (train.steps, train.eval_every) {
-            (None, Some(every)) => epoch % every == 0,
+            (None, Some(every)) => epoch.is_multiple_of(every),
             // Counted in steps, evaluations come inside the epoch.
             (Some(_), Some(_)) => false,
             (_, None) => true,
@@ -411,7 +412,7 @@ impl<'a> Run<'a> {
             .collect();
         let epochs = self.epochs;
         self.progress.line(&format!("epoch {epoch}/{epochs}  train loss {mean:.4}  {}", measured.join("  ")));
-        if train.checkpoint.every_epochs.is_some_and(|every| epoch % every == 0) && !last {
+        if train.checkpoint.every_epochs.is_some_and(|every| epoch.is_multiple_of(every)) && !last {
             self.checkpoint()?;
         }
         Ok(())

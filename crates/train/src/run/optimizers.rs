@@ -154,8 +154,11 @@ impl Optimizers {
 
     /// The saved states as files: `optimizer.safetensors`, then `optimizer-1.safetensors`, …
     pub fn save(&self) -> Result<BTreeMap<String, Vec<u8>>, RunError> {
-        let save = |(i, o): (usize, &Box<dyn Optimizer>)| Ok((file_name(i), o.state_dict()?.to_bytes()?));
-        self.all.iter().enumerate().map(save).collect()
+        let states = self.all.iter().map(|optimizer| Ok(optimizer.state_dict()?.to_bytes()?));
+        states
+            .enumerate()
+            .map(|(i, bytes): (usize, Result<_, RunError>)| Ok((file_name(i), bytes?)))
+            .collect()
     }
 
     /// Loads what [`Optimizers::save`] made.

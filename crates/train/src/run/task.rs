@@ -218,10 +218,8 @@ impl Source {
                     };
                     data::split(train.len(), size, recipe.seed)
                 });
-                let (rest, held): (Option<Arc<[u32]>>, Option<Arc<[u32]>>) = match parts {
-                    Some((rest, held)) => (Some(rest.into()), Some(held.into())),
-                    None => (None, None),
-                };
+                let (rest, held): (Option<Vec<u32>>, Option<Vec<u32>>) = parts.unzip();
+                let (rest, held) = (rest.map(Arc::from), held.map(Arc::from));
                 let val = match held {
                     Some(held) => Some(ImagePipeline::new(train.clone(), still(Some(held)), recipe.seed)?),
                     None => None,

@@ -89,6 +89,26 @@ pub enum Error {
         /// The constant added to it.
         c: f64,
     },
+    /// A rate η and decoupled decay λ with ηλ ≥ 1: nothing of the parameter would be left.
+    #[error("{optimizer}: lr {lr} with weight_decay {weight_decay}: lr · weight_decay must be below 1")]
+    Decay {
+        /// The optimizer.
+        optimizer: String,
+        /// The rate of this step or of the one before.
+        lr: f64,
+        /// The decay.
+        weight_decay: f64,
+    },
+    /// A number in a [`StepContext`](crate::StepContext) with which no step can be taken.
+    #[error("step: {what}: expected {expected}, found {found}")]
+    Context {
+        /// The field.
+        what: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// What it was.
+        found: f64,
+    },
     /// Saved state that does not belong to this optimizer and these parameters; lists every difference.
     #[error("saved optimizer state does not fit:{}", .0.iter().map(|d| format!("\n  {d}")).collect::<String>())]
     State(Vec<String>),

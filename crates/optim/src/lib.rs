@@ -29,6 +29,7 @@ mod clip;
 mod driver;
 mod error;
 mod optimizer;
+mod power;
 mod probe;
 mod registry;
 pub mod replay;

@@ -1,5 +1,5 @@
 //! The face every optimizer shows: an object-safe trait and the context of a step.
-use crate::{Info, Probe, Result, StateDict};
+use crate::{Error, Info, Probe, Result, StateDict};
 use candle_core::backprop::GradStore;
 use serde_json::Value;
 
@@ -53,13 +53,34 @@ impl StepContext {
         Self { momentum: Some(momentum), ..self }
     }
     /// Scales gradients of global norm `norm` down to `max`, as PyTorch's `clip_grad_norm_` does: by
-    /// max / (norm + 1e-6) where that is below 1.
+    /// max / (norm + 1e-6) where that is below 1. A norm that is not finite leaves no scale to take a step with: the
+    /// step is refused.
     pub fn clip_norm(self, norm: f64, max: f64) -> Self {
-        Self { grad_scale: self.grad_scale * (max / (norm + 1e-6)).min(1.0), ..self }
+        let factor = max / (norm + 1e-6);
+        let usable = norm.is_finite() && !factor.is_nan();
+        let factor = if usable { factor.min(1.0) } else { f64::NAN };
+        Self { grad_scale: self.grad_scale * factor, ..self }
     }
     /// Clamps every gradient entry to ± `limit`.
     pub fn clip_value(self, limit: f64) -> Self {
         Self { grad_limit: limit, ..self }
+    }
+    /// Refuses what would carry a number into the weights that is none.
+    pub(crate) fn check(&self, lr: f64) -> Result<()> {
+        let refuse = |what, expected, found| Err(Error::Context { what, expected, found });
+        match self {
+            _ if !(lr >= 0.0 && lr.is_finite()) => refuse("lr", "a finite number of at least 0", lr),
+            Self { momentum: Some(momentum), .. } if !(0.0..1.0).contains(momentum) => {
+                refuse("momentum", "a number in [0, 1)", *momentum)
+            }
+            Self { grad_scale, .. } if !grad_scale.is_finite() => {
+                refuse("grad_scale", "a finite number (is the gradient's norm finite?)", *grad_scale)
+            }
+            Self { grad_limit, .. } if grad_limit.is_nan() || *grad_limit < 0.0 => {
+                refuse("grad_limit", "a number of at least 0", *grad_limit)
+            }
+            _ => Ok(()),
+        }
     }
     /// With statistics.
     pub fn probe(self, on: bool) -> Self {

@@ -115,11 +115,11 @@ impl Registry {
         if self.is_taken(alias) {
             return Err(Error::Duplicate(alias.to_owned()));
         }
-        let entry = self.entries.get_mut(name);
-        let entry =
-            entry.ok_or_else(|| Error::UnknownOptimizer { name: name.to_owned(), known: Vec::new() })?;
-        entry.aliases.push(alias.to_owned());
-        self.aliases.insert(alias.to_owned(), entry.info.name);
+        let name = self.get(name)?.info.name;
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.aliases.push(alias.to_owned());
+        }
+        self.aliases.insert(alias.to_owned(), name);
         Ok(())
     }
 

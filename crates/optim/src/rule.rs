@@ -1,4 +1,5 @@
 //! What an optimizer is: the arithmetic of one element, and scalars prepared once a step.
+use crate::power::power;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -27,7 +28,7 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// The square root.
     fn sqrt(self) -> Self;
-    /// `self` to the power `exponent`, for `self` ≥ 0.
+    /// `self` to the power `exponent`, for `self` ≥ 0; the same bits on every system.
     fn pow(self, exponent: Self) -> Self;
     /// The magnitude.
     fn abs(self) -> Self;
@@ -45,7 +46,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ty) => {
+    ($t:ty, $log:literal, $exp:literal) => {
         impl Real for $t {
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -61,7 +62,7 @@ macro_rules! real {
             }
             #[inline(always)]
             fn pow(self, exponent: Self) -> Self {
-                <$t>::powf(self, exponent)
+                power::<$log, $exp>(f64::from(self), f64::from(exponent)) as $t
             }
             #[inline(always)]
             fn abs(self) -> Self {
@@ -70,8 +71,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32);
-real!(f64);
+real!(f32, 6, 10);
+real!(f64, 12, 15);
 
 /// The numbers a rule hands to its kernel, computed in f64 and rounded once. Made by [`scalars!`](crate::scalars).
 pub trait Scalars: Copy + Debug + Send + Sync + 'static {
@@ -199,6 +200,13 @@ pub enum Refusal {
         /// The constant c.
         c: f64,
     },
+    /// A rate with which decoupled decay leaves nothing of the parameter.
+    Decay {
+        /// The rate η.
+        lr: f64,
+        /// The decay λ.
+        weight_decay: f64,
+    },
 }
 
 /// √(f + c) for the rules that follow the loss.
@@ -257,8 +265,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
         0.0
     }
 
-    /// Numbers about the whole step worth showing.
-    fn report(_s: &Self::Scalars) -> Vec<(&'static str, f64)> {
+    /// Numbers about the whole step worth showing; `means` has the mean of each buffer of the parameter.
+    fn report(_s: &Self::Scalars, _means: &[f64]) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
 }

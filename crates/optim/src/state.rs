@@ -19,8 +19,6 @@ pub struct ParamScalars {
 pub struct Header {
     /// The registry name of the optimizer.
     pub optimizer: String,
-    /// Hyperparameters that were fixed at construction and shape the state, for comparison when loading.
-    pub buffers: Vec<String>,
     /// Scalars by parameter.
     pub params: BTreeMap<String, ParamScalars>,
 }

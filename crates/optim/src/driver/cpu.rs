@@ -45,7 +45,8 @@ pub(super) trait Element: WithDType {
     /// What updates are computed and state is kept in.
     type Compute: Real;
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
-    fn buffers(buffers: &mut Buffers) -> &mut [Vec<Self::Compute>];
+    fn buffers(buffers: &Buffers) -> &[Vec<Self::Compute>];
+    fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<Self::Compute>];
     /// Applies `kernel` to elements in compute precision.
     fn convert(
         x: &mut [Self],
@@ -53,8 +54,8 @@ pub(super) trait Element: WithDType {
         state: &mut [&mut [Self::Compute]],
         kernel: impl Fn(&mut [Self::Compute], &[Self::Compute], &mut [&mut [Self::Compute]]),
     );
-    /// Widens one element.
-    fn widen(self) -> f64;
+    /// One element in compute precision.
+    fn compute(self) -> Self::Compute;
 }
 
 macro_rules! full {
@@ -64,7 +65,10 @@ macro_rules! full {
             fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
                 if let CpuStorage::$variant(data) = storage { Some(data) } else { None }
             }
-            fn buffers(buffers: &mut Buffers) -> &mut [Vec<$t>] {
+            fn buffers(buffers: &Buffers) -> &[Vec<$t>] {
+                if let Buffers::$variant(data) = buffers { data } else { &[] }
+            }
+            fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<$t>] {
                 if let Buffers::$variant(data) = buffers { data } else { &mut [] }
             }
             #[inline(always)]
@@ -76,8 +80,9 @@ macro_rules! full {
             ) {
                 kernel(x, g, state);
             }
-            fn widen(self) -> f64 {
-                f64::from(self)
+            #[inline(always)]
+            fn compute(self) -> $t {
+                self
             }
         }
     };
@@ -92,7 +97,10 @@ macro_rules! halves {
             fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
                 if let CpuStorage::$variant(data) = storage { Some(data) } else { None }
             }
-            fn buffers(buffers: &mut Buffers) -> &mut [Vec<f32>] {
+            fn buffers(buffers: &Buffers) -> &[Vec<f32>] {
+                if let Buffers::F32(data) = buffers { data } else { &[] }
+            }
+            fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<f32>] {
                 if let Buffers::F32(data) = buffers { data } else { &mut [] }
             }
             fn convert(
@@ -112,8 +120,9 @@ macro_rules! halves {
                     x.convert_from_f32_slice(&wide_x[..n]);
                 }
             }
-            fn widen(self) -> f64 {
-                f64::from(self)
+            #[inline(always)]
+            fn compute(self) -> f32 {
+                f32::from(self)
             }
         }
     };
@@ -139,7 +148,7 @@ pub(super) struct Update<S> {
 /// Updates all parameters of dtype `E`.
 pub(super) fn step<E: Element, R: Rule>(
     slots: &mut [Slot],
-    updates: &[Update<R::Scalars>],
+    updates: &[&Update<R::Scalars>],
     clip: Clip,
 ) -> Result<()> {
     let clip = ClipIn { scale: E::Compute::from_f64(clip.scale), limit: E::Compute::from_f64(clip.limit) };
@@ -156,7 +165,7 @@ pub(super) fn step<E: Element, R: Rule>(
         let states: Vec<&mut [Vec<E::Compute>]> = updates
             .iter()
             .filter_map(|u| lent.find(|(index, _)| *index == u.slot))
-            .map(|(_, slot)| E::buffers(&mut slot.buffers))
+            .map(|(_, slot)| E::buffers_mut(&mut slot.buffers))
             .collect();
         let mut states = Some(states);
         borrow_all(&vars, Vec::new(), &mut |params: Vec<&mut [E]>| {
@@ -188,45 +197,92 @@ pub(super) fn step<E: Element, R: Rule>(
 
 /// The sums of [`Rule::reduce`] over all parameters of dtype `E`, in the fixed order of chunks.
 pub(super) fn reduce<E: Element, R: Rule>(
-    slots: &mut [Slot],
-    updates: &[Update<()>],
+    slots: &[Slot],
+    updates: &[&Update<()>],
     clip: Clip,
 ) -> Result<[f64; SUMS]> {
-    let mut total = [0.0; SUMS];
-    for update in updates {
-        let slot = &mut slots[update.slot];
-        let (grad, grad_layout) = update.grad.storage_and_layout();
-        let (param, layout) = slot.var.storage_and_layout();
-        let (Storage::Cpu(grad), Storage::Cpu(param)) = (&*grad, &*param) else {
+    let clip = ClipIn { scale: E::Compute::from_f64(clip.scale), limit: E::Compute::from_f64(clip.limit) };
+    let grads: Vec<_> = updates.iter().map(|u| u.grad.storage_and_layout()).collect();
+    let params: Vec<_> = updates.iter().map(|u| slots[u.slot].var.storage_and_layout()).collect();
+    let mut tasks = Vec::new();
+    for ((update, (grad, grad_layout)), (param, layout)) in updates.iter().zip(&grads).zip(&params) {
+        let (Storage::Cpu(grad), Storage::Cpu(param)) = (&**grad, &**param) else {
             candle_core::bail!("expected parameter and gradient on the CPU")
         };
         let g = contiguous::<E>(grad.as_slice()?, grad_layout)?;
         let x = contiguous::<E>(param.as_slice()?, layout)?;
-        let buffers: &[Vec<E::Compute>] = E::buffers(&mut slot.buffers);
-        let partial = |(chunk, (x, g)): (usize, (&[E], &[E]))| {
-            // Independent lanes, so that the additions of a chunk need not wait for each other.
-            let mut lanes = [[0.0f64; 8]; SUMS];
-            let mut state = [0.0; MAX_BUFFERS];
-            for (i, (x, g)) in x.iter().zip(g).enumerate() {
-                for (s, buffer) in state.iter_mut().zip(buffers) {
-                    *s = buffer[chunk * CHUNK + i].to_f64();
-                }
-                let g = ClipIn { scale: clip.scale, limit: clip.limit }.apply(g.widen());
-                for (lane, share) in lanes.iter_mut().zip(R::reduce(x.widen(), g, &state[..buffers.len()])) {
-                    lane[i % 8] += share;
-                }
-            }
-            lanes.map(|lane| lane.iter().sum::<f64>())
-        };
-        let partials: Vec<[f64; SUMS]> =
-            x.par_chunks(CHUNK).zip(g.par_chunks(CHUNK)).enumerate().map(partial).collect();
-        for partial in partials {
-            for (total, share) in total.iter_mut().zip(partial) {
-                *total += share;
-            }
+        let buffers = E::buffers(&slots[update.slot].buffers);
+        for (chunk, (x, g)) in x.chunks(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
+            tasks.push((x, g, chunk * CHUNK, buffers));
         }
     }
+    let partials: Vec<[f64; SUMS]> = tasks
+        .into_par_iter()
+        .map(|(x, g, start, buffers)| sums::<E, R>(clip, x, g, start, buffers))
+        .collect();
+    let mut total = [0.0; SUMS];
+    for partial in partials {
+        total.iter_mut().zip(partial).for_each(|(total, share)| *total += share);
+    }
     Ok(total)
+}
+
+/// The sums over one chunk, whose elements' state begins at `start` of each buffer.
+fn sums<E: Element, R: Rule>(
+    clip: ClipIn<E::Compute>,
+    x: &[E],
+    g: &[E],
+    start: usize,
+    buffers: &[Vec<E::Compute>],
+) -> [f64; SUMS] {
+    #[inline(always)]
+    fn body<E: Element, R: Rule>(
+        clip: ClipIn<E::Compute>,
+        x: &[E],
+        g: &[E],
+        start: usize,
+        buffers: &[Vec<E::Compute>],
+    ) -> [f64; SUMS] {
+        /// Independent lanes, so that the additions of a chunk need not wait for each other.
+        const LANES: usize = 16;
+        let mut lanes = [[0.0f64; LANES]; SUMS];
+        let mut state = [[0.0f64; LANES]; MAX_BUFFERS];
+        for (block, (x, g)) in x.chunks(LANES).zip(g.chunks(LANES)).enumerate() {
+            let start = start + block * LANES;
+            for (state, buffer) in state.iter_mut().zip(buffers) {
+                let buffer = &buffer[start..start + x.len()];
+                state.iter_mut().zip(buffer).for_each(|(s, value)| *s = value.to_f64());
+            }
+            for (lane, (x, g)) in x.iter().zip(g).enumerate() {
+                let state = state.map(|s| s[lane]);
+                let shares = R::reduce(
+                    x.compute().to_f64(),
+                    clip.apply(g.compute()).to_f64(),
+                    &state[..buffers.len()],
+                );
+                lanes.iter_mut().zip(shares).for_each(|(lanes, share)| lanes[lane] += share);
+            }
+        }
+        lanes.map(|lane| lane.iter().sum())
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn wide<E: Element, R: Rule>(
+            clip: ClipIn<E::Compute>,
+            x: &[E],
+            g: &[E],
+            start: usize,
+            buffers: &[Vec<E::Compute>],
+        ) -> [f64; SUMS] {
+            body::<E, R>(clip, x, g, start, buffers)
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
+            return unsafe { wide::<E, R>(clip, x, g, start, buffers) };
+        }
+    }
+    body::<E, R>(clip, x, g, start, buffers)
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.
@@ -240,11 +296,13 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
             let mut blocks = chunk.chunks_exact(8);
             for block in &mut blocks {
                 for (lane, g) in lanes.iter_mut().zip(block) {
-                    *lane += g.widen() * g.widen();
+                    let g = g.compute().to_f64();
+                    *lane += g * g;
                 }
             }
             for (lane, g) in lanes.iter_mut().zip(blocks.remainder()) {
-                *lane += g.widen() * g.widen();
+                let g = g.compute().to_f64();
+                *lane += g * g;
             }
             lanes.iter().sum::<f64>()
         };

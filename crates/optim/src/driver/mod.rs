@@ -38,11 +38,11 @@ impl Buffers {
         }
     }
 
-    /// All buffers of element `i`.
-    fn element(&self, i: usize) -> Vec<f64> {
+    /// All buffers, one after another, in f64.
+    fn widened(&self) -> Vec<Vec<f64>> {
         match self {
-            Self::F32(b) => b.iter().map(|b| f64::from(b[i])).collect(),
-            Self::F64(b) => b.iter().map(|b| b[i]).collect(),
+            Self::F32(b) => b.iter().map(|b| b.iter().map(|v| f64::from(*v)).collect()).collect(),
+            Self::F64(b) => b.clone(),
         }
     }
 
@@ -150,6 +150,7 @@ impl<R: Rule> Optim<R> {
         match refusal {
             Refusal::MissingLoss => Error::MissingLoss(optimizer),
             Refusal::Loss { loss, c } => Error::Loss { optimizer, loss, c },
+            Refusal::Decay { lr, weight_decay } => Error::Decay { optimizer, lr, weight_decay },
         }
     }
 
@@ -175,25 +176,40 @@ impl<R: Rule> Optim<R> {
     }
 
     fn take_step(&mut self, grads: &GradStore, context: &StepContext) -> Result<()> {
+        let base_lr = context.lr.unwrap_or(self.lr);
+        context.check(base_lr)?;
         let clip = Clip { scale: context.grad_scale, limit: context.grad_limit };
         let updates = self.gradients(grads)?;
         if R::NEEDS_LOSS && context.loss.is_none() {
             return Err(self.refused(Refusal::MissingLoss));
         }
         let sums = if R::REDUCES { self.sums(&updates, clip)? } else { [0.0; SUMS] };
+        if let Some(found) = sums.into_iter().find(|sum| !sum.is_finite()) {
+            return Err(Error::Context {
+                what: "norm over all gradients",
+                expected: "a finite number",
+                found,
+            });
+        }
         // Everything that can be refused is refused before anything changes.
-        let factor = context.lr.unwrap_or(self.lr) / self.groups[0].1.lr();
+        let factor = base_lr / self.groups[0].1.lr();
         let mut prepared = Vec::with_capacity(updates.len());
         for Update { slot: index, grad, .. } in updates {
             let slot = &self.slots[index];
             let config = &self.groups[slot.group].1;
             // The default group takes the rate as it is; 0 / 0 would be no ratio.
             let lr = match slot.group {
-                0 => context.lr.unwrap_or(self.lr),
+                0 => base_lr,
                 _ if factor.is_finite() => config.lr() * factor,
                 _ => config.lr(),
             };
-            let input = Input { t: slot.t + 1, lr, momentum: context.momentum, loss: context.loss, sums };
+            let input = Input {
+                t: slot.t.saturating_add(1),
+                lr,
+                momentum: context.momentum,
+                loss: context.loss,
+                sums,
+            };
             let mut memory = slot.memory.clone();
             let scalars = R::prepare(config, &input, &mut memory).map_err(|r| self.refused(r))?;
             let start = match slot.t {
@@ -211,7 +227,7 @@ impl<R: Rule> Optim<R> {
                 slot.buffers.fill(&start);
             }
             slot.memory = memory;
-            slot.t += 1;
+            slot.t = slot.t.saturating_add(1);
             updates.push(update);
         }
         self.launch(&updates, clip)?;
@@ -224,36 +240,32 @@ impl<R: Rule> Optim<R> {
     /// Runs the kernel of each dtype over its parameters; as a rule there is one dtype.
     fn launch(&mut self, updates: &[Update<R::Scalars>], clip: Clip) -> Result<()> {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
-            let of_dtype: Vec<_> = updates
-                .iter()
-                .filter(|u| u.grad.dtype() == dtype)
-                .map(|u| Update { slot: u.slot, grad: u.grad.clone(), scalars: u.scalars })
-                .collect();
+            let updates: Vec<_> = updates.iter().filter(|u| u.grad.dtype() == dtype).collect();
             match dtype {
-                DType::F32 => cpu::step::<f32, R>(&mut self.slots, &of_dtype, clip)?,
-                DType::F64 => cpu::step::<f64, R>(&mut self.slots, &of_dtype, clip)?,
-                DType::F16 => cpu::step::<f16, R>(&mut self.slots, &of_dtype, clip)?,
-                _ => cpu::step::<bf16, R>(&mut self.slots, &of_dtype, clip)?,
+                _ if updates.is_empty() => (),
+                DType::F32 => cpu::step::<f32, R>(&mut self.slots, &updates, clip)?,
+                DType::F64 => cpu::step::<f64, R>(&mut self.slots, &updates, clip)?,
+                DType::F16 => cpu::step::<f16, R>(&mut self.slots, &updates, clip)?,
+                _ => cpu::step::<bf16, R>(&mut self.slots, &updates, clip)?,
             }
         }
         Ok(())
     }
 
-    fn sums(&mut self, updates: &[Update<()>], clip: Clip) -> Result<[f64; SUMS]> {
+    /// The sums of [`Rule::reduce`], dtype by dtype. A parameter at its first step has no past to compare with.
+    fn sums(&self, updates: &[Update<()>], clip: Clip) -> Result<[f64; SUMS]> {
         let mut total = [0.0; SUMS];
-        for update in updates {
-            // A parameter at its first step has no past to compare with.
-            if self.slots[update.slot].t == 0 {
-                continue;
-            }
-            let one = std::slice::from_ref(update);
-            let sums = match update.grad.dtype() {
-                DType::F32 => cpu::reduce::<f32, R>(&mut self.slots, one, clip)?,
-                DType::F64 => cpu::reduce::<f64, R>(&mut self.slots, one, clip)?,
-                DType::F16 => cpu::reduce::<f16, R>(&mut self.slots, one, clip)?,
-                _ => cpu::reduce::<bf16, R>(&mut self.slots, one, clip)?,
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let moved = |u: &&Update<()>| u.grad.dtype() == dtype && self.slots[u.slot].t > 0;
+            let updates: Vec<_> = updates.iter().filter(moved).collect();
+            let sums = match dtype {
+                _ if updates.is_empty() => continue,
+                DType::F32 => cpu::reduce::<f32, R>(&self.slots, &updates, clip)?,
+                DType::F64 => cpu::reduce::<f64, R>(&self.slots, &updates, clip)?,
+                DType::F16 => cpu::reduce::<f16, R>(&self.slots, &updates, clip)?,
+                _ => cpu::reduce::<bf16, R>(&self.slots, &updates, clip)?,
             };
-            total.iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+            total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
         }
         Ok(total)
     }
@@ -270,15 +282,22 @@ impl<R: Rule> Optim<R> {
             let after = values(&slot.var)?;
             let change = norm(&mut after.iter().zip(before).map(|(a, b)| a - b));
             let size = norm(&mut before.iter().copied());
+            let buffers = slot.buffers.widened();
+            let means: Vec<f64> =
+                buffers.iter().map(|b| b.iter().sum::<f64>() / b.len().max(1) as f64).collect();
+            let mut state = vec![0.0; buffers.len()];
+            let mut observe = |i: usize| {
+                state.iter_mut().zip(&buffers).for_each(|(s, buffer)| *s = buffer[i]);
+                R::observe(&update.scalars, &state)
+            };
             let observed = R::OBSERVED.and_then(|name| {
-                let values = (0..after.len()).map(|i| R::observe(&update.scalars, &slot.buffers.element(i)));
-                Some((name, Distribution::of(values.collect())?))
+                Some((name, Distribution::of((0..after.len()).map(&mut observe).collect())?))
             });
             params.push(ParamProbe {
                 name: slot.name.clone(),
                 update_ratio: if change == 0.0 { 0.0 } else { change / size },
                 observed,
-                numbers: R::report(&update.scalars),
+                numbers: R::report(&update.scalars, &means),
             });
         }
         Ok(Probe { params })

@@ -27,7 +27,8 @@
 //! - The method chooses its own step size: a learning-rate schedule has no effect.
 //! - The paper's stochastic form takes both gradients on the same batch, at the cost of a second backward pass. This
 //!   form compares gradients of successive batches and is meant for full batches.
-//! - Equal successive gradients leave L = 0: the step then grows by the first bound, or stays when there is none yet.
+//! - Equal successive gradients, or a step too small to move x, leave no L: the step then grows by the first bound, or
+//!   stays when there is none yet.
 //! - The previous iterate is stored: ‖x_t - x_{t-1}‖ from the step itself loses six digits after a first step of 1e-10.
 //!
 //! Reference: *Adaptive Gradient Descent without Descent*, arXiv:1910.09529.
@@ -94,6 +95,7 @@ impl Rule for AdaGdRule {
         &["x_prev", "g_prev"]
     }
 
+    #[inline(always)]
     fn reduce(x: f64, g: f64, state: &[f64]) -> [f64; SUMS] {
         [(x - state[0]).powi(2), (g - state[1]).powi(2)]
     }
@@ -101,7 +103,9 @@ impl Rule for AdaGdRule {
     fn prepare(config: &AdaGdConfig, input: &Input, memory: &mut [f64]) -> Result<AdaGdScalars, Refusal> {
         let [moved, turned] = input.sums.map(f64::sqrt);
         let previous = memory[0];
-        let curvature_bound = if turned > 0.0 { moved / (2.0 * turned) } else { f64::INFINITY };
+        // Where nothing moved or nothing turned there is no curvature to read.
+        let curvature_bound =
+            if moved > 0.0 && turned > 0.0 { moved / (2.0 * turned) } else { f64::INFINITY };
         // θ is infinite after the first step: no bound from growth yet.
         let growth_bound = if input.t == 2 { f64::INFINITY } else { (1.0 + memory[1]).sqrt() * previous };
         let lambda = match (input.t, growth_bound.min(curvature_bound)) {
@@ -120,7 +124,7 @@ impl Rule for AdaGdRule {
         x - s.lambda * g
     }
 
-    fn report(s: &AdaGdScalars) -> Vec<(&'static str, f64)> {
+    fn report(s: &AdaGdScalars, _: &[f64]) -> Vec<(&'static str, f64)> {
         vec![("step_size", s.lambda)]
     }
 }

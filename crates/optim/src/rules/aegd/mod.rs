@@ -149,7 +149,7 @@ impl Rule for AegdRule {
         state[0]
     }
 
-    fn report(s: &AegdScalars) -> Vec<(&'static str, f64)> {
+    fn report(s: &AegdScalars, _: &[f64]) -> Vec<(&'static str, f64)> {
         vec![("sqrt_f_plus_c", s.root)]
     }
 }

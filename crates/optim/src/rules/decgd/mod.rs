@@ -237,6 +237,10 @@ impl Rule for DecGdRule {
         let root = root_of_loss(input.loss, config.c)?;
         let decoupled = config.lambda(&[Decay::Paper, Decay::Decoupled]);
         let prev_lr = std::mem::replace(&mut memory[0], input.lr);
+        // Without a rest of x_{t-1} in x_t, or with its sign turned, x_t - x_{t-1} cannot be had from x_t.
+        if let Some(lr) = [input.lr, prev_lr].into_iter().find(|lr| lr * decoupled >= 1.0) {
+            return Err(Refusal::Decay { lr, weight_decay: decoupled });
+        }
         let (moved, shrunk) = match (config.freeze_v, input.t, config.x0) {
             (true, ..) | (_, 1, X0::FirstIterate) => (0.0, 0.0),
             (_, 1, X0::Zero) => (0.0, 1.0),
@@ -280,8 +284,9 @@ impl Rule for DecGdRule {
         state[1]
     }
 
-    fn report(s: &DecGdScalars) -> Vec<(&'static str, f64)> {
-        // The rate of plain momentum descent that the step amounts to where v = 1: η / √(f + c).
-        vec![("sqrt_f_plus_c", s.root), ("effective_lr_per_v", 0.5 * s.twice_lr / s.root)]
+    fn report(s: &DecGdScalars, means: &[f64]) -> Vec<(&'static str, f64)> {
+        // The rate of plain momentum descent that the step amounts to on average: 2 η v* · ∇f/(2 √(f + c)).
+        let scale = means.last().copied().unwrap_or(0.0);
+        vec![("sqrt_f_plus_c", s.root), ("effective_lr", 0.5 * s.twice_lr * scale / s.root)]
     }
 }

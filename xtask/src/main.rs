@@ -14,20 +14,30 @@ fn main() -> ExitCode {
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// All tests, with nextest where it is installed; the examples in the documentation; the same release build as training.
+/// All tests, with nextest where it is installed: the workspace, the examples in the documentation, and the downloads, whose
+/// feature builds candle a second time. With arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
-    let runner: &[&str] =
-        if nextest { &["nextest", "run"] } else { &["test", "--lib", "--bins", "--tests", "--examples"] };
-    run(Command::new(cargo()).args(runner).args(["--release", "--workspace"]).args(args))
+    let tests = |targets: &[&str]| {
+        let mut command = Command::new(cargo());
+        command.args(if nextest { &["nextest", "run"][..] } else { &["test"] });
+        command.args(["--release", "--workspace"]).args(targets);
+        command
+    };
+    run(tests(&["--lib", "--bins", "--tests", "--examples"]).args(args))
         && (!args.is_empty()
-            || run(Command::new(cargo()).args(["test", "--release", "--workspace", "--doc"])))
+            || run(Command::new(cargo()).args(["test", "--release", "--workspace", "--doc"]))
+                && run(&mut tests(&["--features", "taper-train/hub", "--test", "data_hub"])))
 }
 
 /// Builds `taper` and becomes it, as far as a process can: same arguments, same exit code.
 fn taper(args: &[String]) -> ExitCode {
-    let build = ["build", "--release", "--workspace", "--bin", "taper"];
+    let mut build = vec!["build", "--release", "--workspace", "--bin", "taper"];
+    // Only downloads need the hub's client, which takes longer to build than all the rest.
+    if args.starts_with(&["data".to_owned(), "fetch".to_owned()]) {
+        build.extend(["--features", "taper-train/hub"]);
+    }
     if !run(Command::new(cargo()).args(build)) {
         return ExitCode::FAILURE;
     }

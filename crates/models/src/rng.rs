@@ -102,7 +102,7 @@ mod tests {
         let mut rng = Rng::new(1, "init", "0.weight", 0);
         assert_eq!([rng.next_u64(), rng.next_u64()], [PINNED[0], PINNED[1]]);
     }
-    const PINNED: [u64; 2] = [0, 0];
+    const PINNED: [u64; 2] = [8_793_949_494_142_946_808, 18_308_826_448_855_921_130];
 
     #[test]
     fn moments_of_uniform_and_normal_are_right() {

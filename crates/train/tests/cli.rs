@@ -192,6 +192,12 @@ fn a_diverging_run_is_stopped_before_its_weights_are_spoilt() {
     let run = std::fs::read_dir(runs).unwrap().next().unwrap().unwrap().path();
     let summary = std::fs::read_to_string(run.join("summary.json")).unwrap();
     assert!(summary.contains("\"status\": \"diverged\""), "{summary}");
+    let again = self::run(&args);
+    assert_eq!(
+        (again.status.code(), again.stderr),
+        (Some(1), output.stderr.clone()),
+        "a second try says the same"
+    );
 }
 
 #[test]

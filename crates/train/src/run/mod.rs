@@ -26,7 +26,7 @@ pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 
 use crate::data::Search;
-use crate::recipe::{Device as Where, LossForScale, Metric, OnDivergence, Select};
+use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use checkpoint::{State, Sums};
@@ -86,6 +86,11 @@ pub struct Outcome {
 pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
     if let Some(outcome) = finished(&folder)? {
+        let Summary { status, steps, reason, .. } = &outcome.summary;
+        if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
+            // It would diverge again: a run is a function of its recipe.
+            return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
+        }
         if options.show != Show::Quiet {
             eprintln!("{}: finished before, nothing to do", recipe.name);
         }
@@ -152,6 +157,11 @@ impl<'a> Run<'a> {
         folder: PathBuf,
     ) -> Result<Self, RunError> {
         let device = device(recipe)?;
+        if recipe.train.average != Average::None {
+            return Err(recipe
+                .error_at("train.average", "this version of taper does not average weights")
+                .into());
+        }
         let mut task = Task::new(recipe, registries, &options.search, &device)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params.trainable())?;
         if let Some(file) = &recipe.train.init_from {
@@ -236,9 +246,8 @@ impl<'a> Run<'a> {
         let status = match result {
             Ok(status) => status,
             Err(RunError::Diverged { what, step }) => {
-                let reason = format!("{what} at step {step}");
                 self.write_timing(&started)?;
-                let summary = self.write_summary(Status::Diverged, Some(reason))?;
+                let summary = self.write_summary(Status::Diverged, Some(what.clone()))?;
                 return match self.recipe.train.on_divergence {
                     OnDivergence::Stop => Err(RunError::Diverged { what, step }),
                     OnDivergence::Record => Ok(self.outcome(summary)),

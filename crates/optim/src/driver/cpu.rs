@@ -3,7 +3,7 @@
 //! A step moves (2 + 2·buffers + 1) numbers an element and computes a dozen operations on them, so it is bound by
 //! memory bandwidth: AVX2 suffices, and the only gain left is to touch every number once. Work is cut into chunks
 //! of a fixed size, so that results do not depend on the number of threads.
-use super::{Buffers, Slot};
+use super::slot::{Buffers, Slot};
 use crate::rule::{MAX_BUFFERS, Real, Rule, SUMS, Scalars};
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
@@ -33,6 +33,12 @@ struct ClipIn<F> {
     limit: F,
 }
 
+impl Clip {
+    fn round<F: Real>(self) -> ClipIn<F> {
+        ClipIn { scale: F::from_f64(self.scale), limit: F::from_f64(self.limit) }
+    }
+}
+
 impl<F: Real> ClipIn<F> {
     #[inline(always)]
     fn apply(self, g: F) -> F {
@@ -40,22 +46,35 @@ impl<F: Real> ClipIn<F> {
     }
 }
 
+/// The gradient of one parameter: contiguous, and of its shape and dtype.
+pub(super) struct Gradient {
+    pub slot: usize,
+    pub tensor: Tensor,
+}
+
+/// A rule's arithmetic on a chunk of the parameter of the `usize`-th gradient. A call that the compiler cannot see
+/// through costs nothing for a chunk, and leaves all around it to be compiled once instead of once a rule.
+type Kernel<'k, F> = dyn Fn(usize, &mut [F], &[F], &mut [&mut [F]]) + Sync + 'k;
+
 /// A dtype of parameters.
-pub(super) trait Element: WithDType {
+trait Element: WithDType {
     /// What updates are computed and state is kept in.
     type Compute: Real;
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     fn buffers(buffers: &Buffers) -> &[Vec<Self::Compute>];
     fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<Self::Compute>];
-    /// Applies `kernel` to elements in compute precision.
-    fn convert(
-        x: &mut [Self],
-        g: &[Self],
-        state: &mut [&mut [Self::Compute]],
-        kernel: impl Fn(&mut [Self::Compute], &[Self::Compute], &mut [&mut [Self::Compute]]),
-    );
+    /// Applies `kernel` to the elements of a chunk in compute precision.
+    fn apply(task: Task<Self>, kernel: &Kernel<Self::Compute>);
     /// One element in compute precision.
     fn compute(self) -> Self::Compute;
+}
+
+/// A chunk of one parameter with all that its update touches.
+struct Task<'a, E: Element> {
+    gradient: usize,
+    x: &'a mut [E],
+    g: &'a [E],
+    state: Vec<&'a mut [E::Compute]>,
 }
 
 macro_rules! full {
@@ -71,14 +90,8 @@ macro_rules! full {
             fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<$t>] {
                 if let Buffers::$variant(data) = buffers { data } else { &mut [] }
             }
-            #[inline(always)]
-            fn convert(
-                x: &mut [$t],
-                g: &[$t],
-                state: &mut [&mut [$t]],
-                kernel: impl Fn(&mut [$t], &[$t], &mut [&mut [$t]]),
-            ) {
-                kernel(x, g, state);
+            fn apply(mut task: Task<Self>, kernel: &Kernel<$t>) {
+                kernel(task.gradient, task.x, task.g, &mut task.state);
             }
             #[inline(always)]
             fn compute(self) -> $t {
@@ -103,20 +116,15 @@ macro_rules! halves {
             fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<f32>] {
                 if let Buffers::F32(data) = buffers { data } else { &mut [] }
             }
-            fn convert(
-                x: &mut [$t],
-                g: &[$t],
-                state: &mut [&mut [f32]],
-                kernel: impl Fn(&mut [f32], &[f32], &mut [&mut [f32]]),
-            ) {
+            fn apply(mut task: Task<Self>, kernel: &Kernel<f32>) {
                 let (mut wide_x, mut wide_g) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for (block, (x, g)) in x.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
+                for (block, (x, g)) in task.x.chunks_mut(BLOCK).zip(task.g.chunks(BLOCK)).enumerate() {
                     let (start, n) = (block * BLOCK, x.len());
                     x.convert_to_f32_slice(&mut wide_x[..n]);
                     g.convert_to_f32_slice(&mut wide_g[..n]);
                     let mut state: Vec<&mut [f32]> =
-                        state.iter_mut().map(|s| &mut s[start..start + n]).collect();
-                    kernel(&mut wide_x[..n], &wide_g[..n], &mut state);
+                        task.state.iter_mut().map(|s| &mut s[start..start + n]).collect();
+                    kernel(task.gradient, &mut wide_x[..n], &wide_g[..n], &mut state);
                     x.convert_from_f32_slice(&wide_x[..n]);
                 }
             }
@@ -130,64 +138,58 @@ macro_rules! halves {
 halves!(f16, F16);
 halves!(bf16, BF16);
 
-/// A chunk of one parameter with all that its update touches.
-struct Task<'a, E: Element, S> {
-    x: &'a mut [E],
-    g: &'a [E],
-    state: Vec<&'a mut [E::Compute]>,
-    scalars: S,
-}
-
-/// One parameter of a step: its index among the slots, its gradient and its scalars.
-pub(super) struct Update<S> {
-    pub slot: usize,
-    pub grad: Tensor,
-    pub scalars: S,
-}
-
-/// Updates all parameters of dtype `E`.
-pub(super) fn step<E: Element, R: Rule>(
+/// Updates all parameters that have a gradient, dtype by dtype; as a rule there is one dtype.
+pub(super) fn step(
     slots: &mut [Slot],
-    updates: &[&Update<R::Scalars>],
-    clip: Clip,
+    gradients: &[Gradient],
+    single: &Kernel<f32>,
+    double: &Kernel<f64>,
 ) -> Result<()> {
-    let clip = ClipIn { scale: E::Compute::from_f64(clip.scale), limit: E::Compute::from_f64(clip.limit) };
-    for updates in updates.chunks(BORROWED) {
-        let guards: Vec<_> = updates.iter().map(|u| u.grad.storage_and_layout()).collect();
-        let grads = guards.iter().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => contiguous::<E>(storage.as_slice()?, layout),
-            _ => candle_core::bail!("expected a gradient on the CPU"),
-        });
+    step_dtype::<f32>(slots, gradients, single)?;
+    step_dtype::<f64>(slots, gradients, double)?;
+    step_dtype::<f16>(slots, gradients, single)?;
+    step_dtype::<bf16>(slots, gradients, single)
+}
+
+/// The gradients of dtype `E`, each with its place among all.
+fn of_dtype<E: Element>(gradients: &[Gradient]) -> Vec<(usize, &Gradient)> {
+    gradients.iter().enumerate().filter(|(_, g)| g.tensor.dtype() == E::DTYPE).collect()
+}
+
+fn step_dtype<E: Element>(
+    slots: &mut [Slot],
+    gradients: &[Gradient],
+    kernel: &Kernel<E::Compute>,
+) -> Result<()> {
+    for gradients in of_dtype::<E>(gradients).chunks(BORROWED) {
+        let guards: Vec<_> = gradients.iter().map(|(_, g)| g.tensor.storage_and_layout()).collect();
+        let grads = guards.iter().map(|(storage, layout)| slice::<E>(storage, layout));
         let grads = grads.collect::<Result<Vec<_>>>()?;
-        let vars: Vec<Tensor> = updates.iter().map(|u| slots[u.slot].var.as_tensor().clone()).collect();
-        // Slots in the order of the updates, each lent once: updates name ascending, distinct slots.
+        let vars: Vec<Tensor> =
+            gradients.iter().map(|(_, g)| slots[g.slot].var.as_tensor().clone()).collect();
+        // Slots in the order of the gradients, each lent once: gradients name ascending, distinct slots.
         let mut lent = slots.iter_mut().enumerate();
-        let states: Vec<&mut [Vec<E::Compute>]> = updates
+        let states: Vec<&mut [Vec<E::Compute>]> = gradients
             .iter()
-            .filter_map(|u| lent.find(|(index, _)| *index == u.slot))
+            .filter_map(|(_, g)| lent.find(|(index, _)| *index == g.slot))
             .map(|(_, slot)| E::buffers_mut(&mut slot.buffers))
             .collect();
         let mut states = Some(states);
         borrow_all(&vars, Vec::new(), &mut |params: Vec<&mut [E]>| {
             let states = states.take().unwrap_or_default();
             let mut tasks = Vec::new();
-            for (((x, g), state), update) in params.into_iter().zip(&grads).zip(states).zip(updates) {
-                let scalars = update.scalars.round::<E::Compute>();
+            for (((x, g), state), (gradient, _)) in params.into_iter().zip(&grads).zip(states).zip(gradients)
+            {
                 let mut state: Vec<_> = state.iter_mut().map(|s| s.chunks_mut(CHUNK)).collect();
                 for (x, g) in x.chunks_mut(CHUNK).zip(g.chunks(CHUNK)) {
                     let state = state.iter_mut().filter_map(Iterator::next).collect();
-                    tasks.push(Task { x, g, state, scalars });
+                    tasks.push(Task { gradient: *gradient, x, g, state });
                 }
             }
-            let run = |mut task: Task<E, _>| {
-                E::convert(task.x, task.g, &mut task.state, |x, g, state| {
-                    kernel::<R, E::Compute>(&task.scalars, clip, x, g, state)
-                })
-            };
             if tasks.iter().map(|t| t.x.len()).sum::<usize>() < SERIAL {
-                tasks.into_iter().for_each(run);
+                tasks.into_iter().for_each(|task| E::apply(task, kernel));
             } else {
-                tasks.into_par_iter().for_each(run);
+                tasks.into_par_iter().for_each(|task| E::apply(task, kernel));
             }
             Ok(())
         })?;
@@ -195,36 +197,43 @@ pub(super) fn step<E: Element, R: Rule>(
     Ok(())
 }
 
-/// The sums of [`Rule::reduce`] over all parameters of dtype `E`, in the fixed order of chunks.
-pub(super) fn reduce<E: Element, R: Rule>(
+/// The sums of [`Rule::reduce`] over all parameters, in the fixed order of dtypes and chunks. A parameter at its first
+/// step has no past to compare with and is left out.
+pub(super) fn reduce<R: Rule>(slots: &[Slot], gradients: &[Gradient], clip: Clip) -> Result<[f64; SUMS]> {
+    let mut total = [0.0; SUMS];
+    for partial in [
+        reduce_dtype::<f32, R>(slots, gradients, clip)?,
+        reduce_dtype::<f64, R>(slots, gradients, clip)?,
+        reduce_dtype::<f16, R>(slots, gradients, clip)?,
+        reduce_dtype::<bf16, R>(slots, gradients, clip)?,
+    ]
+    .concat()
+    {
+        total.iter_mut().zip(partial).for_each(|(total, share)| *total += share);
+    }
+    Ok(total)
+}
+
+fn reduce_dtype<E: Element, R: Rule>(
     slots: &[Slot],
-    updates: &[&Update<()>],
+    gradients: &[Gradient],
     clip: Clip,
-) -> Result<[f64; SUMS]> {
-    let clip = ClipIn { scale: E::Compute::from_f64(clip.scale), limit: E::Compute::from_f64(clip.limit) };
-    let grads: Vec<_> = updates.iter().map(|u| u.grad.storage_and_layout()).collect();
-    let params: Vec<_> = updates.iter().map(|u| slots[u.slot].var.storage_and_layout()).collect();
+) -> Result<Vec<[f64; SUMS]>> {
+    let mut gradients = of_dtype::<E>(gradients);
+    gradients.retain(|(_, g)| slots[g.slot].t > 0);
+    let grads: Vec<_> = gradients.iter().map(|(_, g)| g.tensor.storage_and_layout()).collect();
+    let params: Vec<_> = gradients.iter().map(|(_, g)| slots[g.slot].var.storage_and_layout()).collect();
     let mut tasks = Vec::new();
-    for ((update, (grad, grad_layout)), (param, layout)) in updates.iter().zip(&grads).zip(&params) {
-        let (Storage::Cpu(grad), Storage::Cpu(param)) = (&**grad, &**param) else {
-            candle_core::bail!("expected parameter and gradient on the CPU")
-        };
-        let g = contiguous::<E>(grad.as_slice()?, grad_layout)?;
-        let x = contiguous::<E>(param.as_slice()?, layout)?;
-        let buffers = E::buffers(&slots[update.slot].buffers);
+    for (((_, gradient), (grad, grad_layout)), (param, layout)) in gradients.iter().zip(&grads).zip(&params) {
+        let (g, x) = (slice::<E>(grad, grad_layout)?, slice::<E>(param, layout)?);
+        let buffers = E::buffers(&slots[gradient.slot].buffers);
         for (chunk, (x, g)) in x.chunks(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
             tasks.push((x, g, chunk * CHUNK, buffers));
         }
     }
-    let partials: Vec<[f64; SUMS]> = tasks
-        .into_par_iter()
-        .map(|(x, g, start, buffers)| sums::<E, R>(clip, x, g, start, buffers))
-        .collect();
-    let mut total = [0.0; SUMS];
-    for partial in partials {
-        total.iter_mut().zip(partial).for_each(|(total, share)| *total += share);
-    }
-    Ok(total)
+    let clip = clip.round();
+    let sums = |(x, g, start, buffers)| sums::<E, R>(clip, x, g, start, buffers);
+    Ok(tasks.into_par_iter().map(sums).collect())
 }
 
 /// The sums over one chunk, whose elements' state begins at `start` of each buffer.
@@ -289,8 +298,7 @@ fn sums<E: Element, R: Rule>(
 pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
     fn typed<E: Element>(grad: &Tensor) -> Result<f64> {
         let (storage, layout) = grad.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { candle_core::bail!("expected a gradient on the CPU") };
-        let data = contiguous::<E>(storage.as_slice()?, layout)?;
+        let data = slice::<E>(&storage, layout)?;
         let partial = |chunk: &[E]| {
             let mut lanes = [0.0f64; 8];
             let mut blocks = chunk.chunks_exact(8);
@@ -322,9 +330,11 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
     }
 }
 
-fn contiguous<'a, E>(data: &'a [E], layout: &Layout) -> Result<&'a [E]> {
+/// The elements of a contiguous tensor.
+fn slice<'a, E: Element>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E]> {
+    let Storage::Cpu(storage) = storage else { candle_core::bail!("expected a tensor on the CPU") };
     match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&data[start..end]),
+        Some((start, end)) => Ok(&storage.as_slice()?[start..end]),
         None => candle_core::bail!("expected contiguous data, found strides {:?}", layout.stride()),
     }
 }
@@ -367,14 +377,14 @@ impl<E: Element> candle_core::InplaceOp1 for Borrow<'_, E> {
 }
 
 /// Applies the rule to every element of a chunk.
-#[inline(always)]
-fn kernel<R: Rule, F: Real>(
+pub(super) fn kernel<R: Rule, F: Real>(
     s: &<R::Scalars as Scalars>::In<F>,
-    clip: ClipIn<F>,
+    clip: Clip,
     x: &mut [F],
     g: &[F],
     state: &mut [&mut [F]],
 ) {
+    let clip = clip.round();
     const fn has<R: Rule>(buffers: usize) -> bool {
         R::BUFFERS.0 <= buffers && buffers <= R::BUFFERS.1
     }

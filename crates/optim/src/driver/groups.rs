@@ -66,31 +66,39 @@ pub(crate) fn compile(pattern: &str) -> Result<Regex, regex::Error> {
 /// A configuration from `base` with `overrides` on top. Unknown keys, wrong types and bad values are refused.
 pub(crate) fn configure<R: Rule>(base: &R::Config, overrides: &Map<String, Value>) -> Result<R::Config> {
     let optimizer = R::info(base).name;
-    let invalid = |key: &str, message: String| Error::Hyperparameter {
-        optimizer: optimizer.to_owned(),
-        key: key.to_owned(),
-        message,
-    };
-    let Ok(Value::Object(mut merged)) = serde_json::to_value(base) else {
-        return Err(invalid("config", "expected a configuration that serializes to a map".into()));
+    let parse = |map: Map<String, Value>| serde_json::from_value::<R::Config>(Value::Object(map));
+    let merged = merge(optimizer, serde_json::to_value(base), overrides, &|map| parse(map).map(drop))?;
+    let config = parse(merged).map_err(|e| invalid(optimizer, "config", e.to_string()))?;
+    config.check().map_err(|e| invalid(optimizer, e.key, e.message))?;
+    Ok(config)
+}
+
+fn invalid(optimizer: &str, key: &str, message: String) -> Error {
+    Error::Hyperparameter { optimizer: optimizer.to_owned(), key: key.to_owned(), message }
+}
+
+/// The hyperparameters in `base` with `overrides` on top, where `parse` takes them.
+fn merge(
+    optimizer: &str,
+    base: serde_json::Result<Value>,
+    overrides: &Map<String, Value>,
+    parse: &dyn Fn(Map<String, Value>) -> serde_json::Result<()>,
+) -> Result<Map<String, Value>> {
+    let Ok(Value::Object(mut merged)) = base else {
+        let message = "expected a configuration that serializes to a map";
+        return Err(invalid(optimizer, "config", message.into()));
     };
     for (key, value) in overrides {
         let Some(slot) = merged.get_mut(key) else {
             let known = merged.keys().cloned().collect();
-            return Err(Error::UnknownHyperparameter {
-                optimizer: optimizer.to_owned(),
-                key: key.clone(),
-                known,
-            });
+            let (optimizer, key) = (optimizer.to_owned(), key.clone());
+            return Err(Error::UnknownHyperparameter { optimizer, key, known });
         };
         let before = std::mem::replace(slot, value.clone());
         // Serde does not say which field a value of the wrong type was meant for: try one at a time.
-        if let Err(e) = serde_json::from_value::<R::Config>(Value::Object(merged.clone())) {
-            return Err(invalid(key, format!("{e} (the default is {before})")));
+        if let Err(e) = parse(merged.clone()) {
+            return Err(invalid(optimizer, key, format!("{e} (the default is {before})")));
         }
     }
-    let config: R::Config =
-        serde_json::from_value(Value::Object(merged)).map_err(|e| invalid("config", e.to_string()))?;
-    config.check().map_err(|e| invalid(e.key, e.message))?;
-    Ok(config)
+    Ok(merged)
 }

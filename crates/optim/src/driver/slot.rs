@@ -1,0 +1,218 @@
+//! Parameters with their state, whatever the rule: what is here is compiled once, not once a rule.
+use super::Group;
+use super::cpu::Gradient;
+use crate::state::{Header, ParamScalars, StateDict};
+use crate::{Error, Result};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Storage, Tensor, Var};
+use std::collections::BTreeSet;
+
+/// State buffers of one parameter: f64 for f64 parameters, f32 for all others.
+#[derive(Debug)]
+pub(super) enum Buffers {
+    F32(Vec<Vec<f32>>),
+    F64(Vec<Vec<f64>>),
+}
+
+impl Buffers {
+    fn zeros(dtype: DType, buffers: usize, elements: usize) -> Self {
+        match dtype {
+            DType::F64 => Self::F64(vec![vec![0.0; elements]; buffers]),
+            _ => Self::F32(vec![vec![0.0; elements]; buffers]),
+        }
+    }
+
+    pub(super) fn fill(&mut self, values: &[f64]) {
+        match self {
+            Self::F32(b) => b.iter_mut().zip(values).for_each(|(b, v)| b.fill(*v as f32)),
+            Self::F64(b) => b.iter_mut().zip(values).for_each(|(b, v)| b.fill(*v)),
+        }
+    }
+
+    /// All buffers, one after another, in f64.
+    pub(super) fn widened(&self) -> Vec<Vec<f64>> {
+        match self {
+            Self::F32(b) => b.iter().map(|b| b.iter().map(|v| f64::from(*v)).collect()).collect(),
+            Self::F64(b) => b.clone(),
+        }
+    }
+
+    fn tensors(&self, var: &Var) -> candle_core::Result<Vec<Tensor>> {
+        match self {
+            Self::F32(b) => b.iter().map(|b| Tensor::from_slice(b, var.shape(), &Device::Cpu)).collect(),
+            Self::F64(b) => b.iter().map(|b| Tensor::from_slice(b, var.shape(), &Device::Cpu)).collect(),
+        }
+    }
+
+    fn read(dtype: DType, tensors: &[Tensor]) -> candle_core::Result<Self> {
+        Ok(match dtype {
+            DType::F64 => Self::F64(tensors.iter().map(Tensor::to_vec1).collect::<Result<_, _>>()?),
+            _ => Self::F32(tensors.iter().map(Tensor::to_vec1).collect::<Result<_, _>>()?),
+        })
+    }
+}
+
+/// A parameter with its state.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub name: String,
+    pub var: Var,
+    /// Its group; 0 is the default group.
+    pub group: usize,
+    /// Steps taken.
+    pub t: u64,
+    /// The rule's numbers.
+    pub memory: Vec<f64>,
+    /// What its buffers are called.
+    pub names: &'static [&'static str],
+    pub buffers: Buffers,
+}
+
+impl Slot {
+    /// A parameter that no step has been taken of, if there is a kernel for it.
+    pub(super) fn new(
+        name: String,
+        var: Var,
+        group: usize,
+        memory: usize,
+        names: &'static [&'static str],
+    ) -> Result<Self> {
+        if !matches!(var.dtype(), DType::F32 | DType::F64 | DType::F16 | DType::BF16) {
+            return Err(Error::DType { name, found: var.dtype() });
+        }
+        if !var.device().is_cpu() {
+            return Err(Error::Device { name, device: format!("{:?}", var.device().location()) });
+        }
+        let buffers = Buffers::zeros(var.dtype(), names.len(), var.elem_count());
+        Ok(Self { name, var, group, t: 0, memory: vec![0.0; memory], names, buffers })
+    }
+}
+
+/// The group of each parameter. A pattern that matches nothing, a parameter that two patterns claim and a parameter
+/// given twice are errors.
+pub(super) fn claim(params: &[(String, Var)], groups: &[Group]) -> Result<Vec<usize>> {
+    let mut claimed: Vec<Option<usize>> = vec![None; params.len()];
+    for (index, group) in groups.iter().enumerate() {
+        let pattern = group.pattern()?;
+        let refuse = |message| Err(Error::Group { pattern: group.pattern.clone(), message });
+        let mut matched = false;
+        for (claim, (name, _)) in
+            claimed.iter_mut().zip(params).filter(|(_, (name, _))| pattern.is_match(name))
+        {
+            if let Some(other) = claim.replace(index) {
+                let other = &groups[other].pattern;
+                return refuse(format!("parameter `{name}` also belongs to group `{other}`"));
+            }
+            matched = true;
+        }
+        if !matched {
+            let names: Vec<_> = params.iter().take(8).map(|(n, _)| n.as_str()).collect();
+            let (count, names) = (params.len(), names.join(", "));
+            return refuse(format!("matches none of the {count} parameters ({names}, …)"));
+        }
+    }
+    let (mut names, mut ids) = (BTreeSet::new(), Vec::with_capacity(params.len()));
+    for (name, var) in params {
+        if !names.insert(name) || ids.contains(&var.id()) {
+            return Err(Error::DuplicateParameter(name.clone()));
+        }
+        ids.push(var.id());
+    }
+    Ok(claimed.into_iter().map(|claim| claim.map_or(0, |index| index + 1)).collect())
+}
+
+/// The gradients of a step in the order of the slots: contiguous, checked, sharing storage with no parameter.
+pub(super) fn gradients(slots: &[Slot], grads: &GradStore) -> Result<Vec<Gradient>> {
+    let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0) as usize;
+    let params: BTreeSet<usize> = slots.iter().map(|slot| address(&slot.var)).collect();
+    let mut found = Vec::with_capacity(slots.len());
+    for (index, slot) in slots.iter().enumerate() {
+        let Some(grad) = grads.get(&slot.var) else { continue };
+        if grad.shape() != slot.var.shape() || grad.dtype() != slot.var.dtype() {
+            let describe = |t: &Tensor| format!("{:?} {:?}", t.dims(), t.dtype());
+            let (expected, found) = (describe(&slot.var), describe(grad));
+            return Err(Error::Gradient { name: slot.name.clone(), expected, found });
+        }
+        let mut tensor = grad.contiguous()?;
+        if params.contains(&address(&tensor)) {
+            tensor = tensor.copy()?;
+        }
+        found.push(Gradient { slot: index, tensor });
+    }
+    Ok(found)
+}
+
+/// All state of an optimizer.
+pub(super) fn save(slots: &[Slot], optimizer: &str, memory: &[&str]) -> Result<StateDict> {
+    let mut state = StateDict::default();
+    state.header.optimizer = optimizer.to_owned();
+    for slot in slots {
+        let memory = memory.iter().zip(&slot.memory).map(|(name, value)| (name.to_string(), *value));
+        let scalars = ParamScalars { t: slot.t, memory: memory.collect() };
+        state.header.params.insert(slot.name.clone(), scalars);
+        for (name, tensor) in slot.names.iter().zip(slot.buffers.tensors(&slot.var)?) {
+            state.tensors.insert(format!("{}.{name}", slot.name), tensor);
+        }
+    }
+    Ok(state)
+}
+
+/// Replaces all state, or nothing and lists every difference.
+pub(super) fn load(slots: &mut [Slot], state: &StateDict, optimizer: &str, memory: &[&str]) -> Result<()> {
+    let mut differences = Vec::new();
+    let Header { optimizer: saved, params } = &state.header;
+    if saved != optimizer {
+        differences.push(format!("optimizer: expected {optimizer}, found {saved}"));
+    }
+    let mut known = BTreeSet::new();
+    let mut loaded = Vec::with_capacity(slots.len());
+    for slot in &*slots {
+        let Some(scalars) = params.get(&slot.name) else {
+            differences.push(format!("parameter `{}` is missing", slot.name));
+            continue;
+        };
+        let numbers: Option<Vec<f64>> =
+            memory.iter().map(|name| scalars.memory.get(*name).copied()).collect();
+        if numbers.is_none() {
+            differences.push(format!("parameter `{}`: expected the scalars {memory:?}", slot.name));
+        }
+        let dtype = if slot.var.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let mut tensors = Vec::new();
+        for name in slot.names {
+            let name = format!("{}.{name}", slot.name);
+            match state.tensors.get(&name) {
+                None => differences.push(format!("buffer `{name}` is missing")),
+                Some(t) if t.shape() != slot.var.shape() || t.dtype() != dtype => {
+                    let (expected, found) = (slot.var.dims(), t.dims());
+                    let found_dtype = t.dtype();
+                    differences.push(format!(
+                        "buffer `{name}`: expected {expected:?} {dtype:?}, found {found:?} {found_dtype:?}"
+                    ));
+                }
+                Some(t) => tensors.push(t.flatten_all()?),
+            }
+            known.insert(name);
+        }
+        loaded.push((scalars.t, numbers.unwrap_or_default(), tensors));
+    }
+    for name in params.keys().filter(|name| !slots.iter().any(|s| s.name == **name)) {
+        differences.push(format!("parameter `{name}` is not one of this optimizer's"));
+    }
+    for name in state.tensors.keys().filter(|name| !known.contains(*name)) {
+        differences.push(format!("buffer `{name}` is not one of this optimizer's"));
+    }
+    if !differences.is_empty() {
+        return Err(Error::State(differences));
+    }
+    let buffers = slots.iter().zip(&loaded).map(|(slot, (.., t))| Buffers::read(slot.var.dtype(), t));
+    let buffers = buffers.collect::<candle_core::Result<Vec<_>>>()?;
+    for ((slot, (t, memory, _)), buffers) in slots.iter_mut().zip(loaded).zip(buffers) {
+        (slot.t, slot.memory, slot.buffers) = (t, memory, buffers);
+    }
+    Ok(())
+}
+
+/// The elements of a parameter in f64.
+pub(super) fn values(var: &Var) -> Result<Vec<f64>> {
+    Ok(var.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+}

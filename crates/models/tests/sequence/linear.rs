@@ -34,9 +34,7 @@ fn gradients_are_those_of_finite_differences() {
 fn f32_agrees_with_f64_at_sizes_of_every_kernel() -> Result<()> {
     for (m, k, n) in [(1, 1, 1), (5, 33, 65), (128, 784, 100), (128, 100, 10), (300, 70, 700)] {
         let run = |dtype| -> Result<Vec<Tensor>> {
-            let cast = |t: Tensor| {
-                Ok::<_, candle_core::Error>(Var::from_tensor(&t.to_dtype(DType::F32)?.to_dtype(dtype)?)?)
-            };
+            let cast = |t: Tensor| Var::from_tensor(&t.to_dtype(DType::F32)?.to_dtype(dtype)?);
             let (x, w, b) =
                 (cast(normal("x", &[m, k]))?, cast(normal("w", &[n, k]))?, cast(normal("b", &[n]))?);
             let y = linear(&x, &w, Some(&b), Activation::None)?;

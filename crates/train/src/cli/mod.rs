@@ -105,11 +105,11 @@ impl From<std::io::Error> for Failure {
 
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(threads) = args.common.threads {
-        if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global() {
-            eprintln!("error: --threads {threads}: {e}");
-            return ExitCode::FAILURE;
-        }
+    if let Some(threads) = args.common.threads
+        && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
+    {
+        eprintln!("error: --threads {threads}: {e}");
+        return ExitCode::FAILURE;
     }
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),

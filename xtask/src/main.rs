@@ -1,6 +1,8 @@
 //! `cargo xtask <command>`: builds `taper` once in release and runs it. Three commands are its own.
 //!
 //! It has no dependencies, so that it costs nothing to build, and parses nothing but its own name.
+mod peer;
+
 use std::env;
 use std::process::{Command, ExitCode};
 
@@ -43,7 +45,12 @@ fn taper(args: &[String]) -> ExitCode {
     }
     let target =
         env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| format!("{}/../target", env!("CARGO_MANIFEST_DIR")));
-    match Command::new(format!("{target}/release/taper")).args(args).status() {
+    let mut command = Command::new(format!("{target}/release/taper"));
+    let wants_peer = args.first().is_some_and(|arg| arg == "bench") && args.iter().any(|arg| arg == "--peer");
+    if wants_peer && !peer::provide(&mut command) {
+        return ExitCode::FAILURE;
+    }
+    match command.args(args).status() {
         Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
         Err(e) => {
             eprintln!("error: {target}/release/taper: {e}");

@@ -12,6 +12,7 @@
 //! # Ok::<(), run::RunError>(())
 //! ```
 
+pub mod bench;
 pub mod data;
 pub mod plot;
 pub mod recipe;

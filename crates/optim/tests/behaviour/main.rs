@@ -8,3 +8,12 @@ mod numeric;
 mod probe;
 mod refusals;
 mod state;
+
+#[allow(dead_code)]
+#[path = "../../examples/custom_optimizer.rs"]
+mod custom_optimizer;
+
+#[test]
+fn a_rule_of_another_crate_is_registered_and_used() {
+    custom_optimizer::main().unwrap();
+}

@@ -1,4 +1,5 @@
 //! The command line: one file a command.
+mod bench;
 mod data;
 mod optimizers;
 mod plan;
@@ -52,6 +53,7 @@ enum Command {
     Optimizers(optimizers::Args),
     Replay(replay::Args),
     Data(data::Args),
+    Bench(bench::Args),
 }
 
 /// Why a command failed: what to print and the exit code.
@@ -117,6 +119,7 @@ pub fn main() -> ExitCode {
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
         Command::Data(command) => data::run(&command, &args.common),
+        Command::Bench(command) => bench::run(&command, &args.common),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,123 @@
+//! One step of every optimizer over 24 million f32 parameters: in one tensor, and in the 110 tensors of a ResNet-34.
+//!
+//! A step is bound by memory, so that it is measured in bytes it must move, beside a plain copy on all threads.
+use super::{BenchError, Case, Prepared, Work};
+use candle_core::backprop::GradStore;
+use candle_core::{Device, Tensor, Var};
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+use taper_optim::{Registry, StepContext};
+
+const ONE: [usize; 1] = [24_000_000];
+
+/// The tensors of a CIFAR ResNet-34.
+fn resnet34() -> Vec<usize> {
+    let mut sizes = vec![64 * 3 * 9, 64, 64];
+    let mut from = 64;
+    for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
+        for _ in 0..blocks {
+            sizes.extend([width * from * 9, width, width, width * width * 9, width, width]);
+            if from != width {
+                sizes.extend([width * from, width, width]);
+            }
+            from = width;
+        }
+    }
+    sizes.extend([10 * 512, 10]);
+    sizes
+}
+
+pub fn cases() -> Vec<Case> {
+    let registry = Registry::builtin();
+    let defaults = Map::new();
+    let general_power = json!({"p": 0.3}).as_object().cloned().unwrap_or_default();
+    let mut named: Vec<(String, &str, Map<String, Value>)> = Vec::new();
+    for entry in registry.list("*").into_iter().flatten() {
+        named.push((entry.info.name.to_owned(), entry.info.name, defaults.clone()));
+    }
+    named.push(("padam-p0.3".to_owned(), "padam", general_power));
+    let layouts = [("one", ONE.to_vec()), ("resnet34", resnet34())];
+    let case =
+        |label: &str, optimizer: &str, config: &Map<String, Value>, (layout, sizes): &(&str, Vec<usize>)| {
+            let elements: usize = sizes.iter().sum();
+            let peer = ["adam", "adamw"].contains(&label);
+            let (optimizer, config, sizes) = (optimizer.to_owned(), config.clone(), sizes.clone());
+            Case {
+                name: format!("optim/{label}/{layout}"),
+                unit: "GB/s",
+                amount: gigabytes(elements, bytes(&registry, &optimizer, &config)),
+                peer: peer.then(|| json!({"work": "optim", "optimizer": optimizer, "sizes": sizes})),
+                prepare: Box::new(move || {
+                    let mut beside = vec![("copy", gigabytes(elements, 8), copy(elements))];
+                    if optimizer == "decgd" {
+                        // Adam moves as many bytes: its rates compare as times do.
+                        beside.push(("adam", gigabytes(elements, 28), step("adam", &Map::new(), &sizes)?));
+                    }
+                    Ok(Prepared { ours: step(&optimizer, &config, &sizes)?, beside })
+                }),
+            }
+        };
+    let pairs = layouts.iter().flat_map(|layout| named.iter().map(move |named| (layout, named)));
+    pairs.map(|(layout, (label, optimizer, config))| case(label, optimizer, config, layout)).collect()
+}
+
+fn gigabytes(elements: usize, bytes: usize) -> f64 {
+    (elements * bytes) as f64 * 1e-9
+}
+
+/// Bytes a step must move for an element: the parameter and its buffers are read and written, the gradient is read.
+fn bytes(registry: &Registry, optimizer: &str, config: &Map<String, Value>) -> usize {
+    let buffers = registry.get(optimizer).and_then(|entry| entry.buffers(config)).map_or(0, <[_]>::len);
+    match optimizer {
+        // Its norms need all four numbers before any can change; then two are read again and three are written.
+        "adagd" => 4 * (4 + 2 + 3),
+        _ => 4 * (3 + 2 * buffers),
+    }
+}
+
+/// A plain copy on all threads, in the chunks that an optimizer's step is cut into.
+fn copy(elements: usize) -> Work {
+    let (from, mut to) = (vec![1f32; elements], vec![0f32; elements]);
+    Box::new(move || {
+        to.par_chunks_mut(32 * 1024)
+            .zip(from.par_chunks(32 * 1024))
+            .for_each(|(to, from)| to.copy_from_slice(from));
+        std::hint::black_box(&mut to);
+        Ok(())
+    })
+}
+
+fn step(optimizer: &str, config: &Map<String, Value>, sizes: &[usize]) -> Result<Work, BenchError> {
+    let mut grads = GradStore::default();
+    let mut params = Vec::with_capacity(sizes.len());
+    for (i, size) in sizes.iter().enumerate() {
+        // Numbers of ordinary size and either sign.
+        let wave =
+            |scale: f32| (0..*size).map(move |k| scale * ((k % 251) as f32 - 125.5)).collect::<Vec<f32>>();
+        let var = Var::from_tensor(&Tensor::from_vec(wave(0.01), *size, &Device::Cpu)?)?;
+        grads.insert(&var, Tensor::from_vec(wave(0.001), *size, &Device::Cpu)?);
+        params.push((i.to_string(), var));
+    }
+    let mut optimizer = Registry::builtin().build(optimizer, params, config)?;
+    let context = StepContext::new().loss(1.0).lr(1e-4);
+    // The first step touches the state's memory for the first time.
+    optimizer.step(&grads, &context)?;
+    Ok(Box::new(move || Ok(optimizer.step(&grads, &context)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resnet34_has_110_tensors() {
+        let sizes = resnet34();
+        // PyTorch counts 21 282 122 parameters.
+        assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (110, 21_282_122));
+    }
+
+    #[test]
+    fn every_optimizer_is_measured_in_both_layouts() {
+        assert_eq!(cases().len(), 2 * (Registry::builtin().list("*").unwrap().count() + 1));
+    }
+}

@@ -1,10 +1,11 @@
 //! The CPU kernel: one pass over memory, all parameters of a step in one parallel region.
 //!
 //! A step moves (2 + 2·buffers + 1) numbers an element and computes a dozen operations on them, so it is bound by
-//! memory bandwidth: AVX2 suffices, and the only gain left is to touch every number once. Work is cut into chunks
-//! of a fixed size, so that results do not depend on the number of threads.
+//! memory bandwidth: AVX2 suffices (AVX-512 for a general power), and the only gain left is to touch every number once.
+//! Work is cut into chunks of a fixed size, so that results do not depend on the number of threads; wider vectors round
+//! as narrower ones do, so that they do not depend on the CPU either.
 use super::slot::{Buffers, Slot};
-use crate::rule::{MAX_BUFFERS, Real, Rule, SUMS, Scalars};
+use crate::rule::{Real, Rule, SUMS, Scalars};
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -244,54 +245,72 @@ fn sums<E: Element, R: Rule>(
     start: usize,
     buffers: &[Vec<E::Compute>],
 ) -> [f64; SUMS] {
+    let state: Vec<&[E::Compute]> = buffers.iter().map(|b| &b[start..start + x.len()]).collect();
+    match state[..] {
+        [] if const { has::<R>(0) } => sums_of::<E, R, 0>(clip, x, g, []),
+        [a] if const { has::<R>(1) } => sums_of::<E, R, 1>(clip, x, g, [a]),
+        [a, b] if const { has::<R>(2) } => sums_of::<E, R, 2>(clip, x, g, [a, b]),
+        [a, b, c] if const { has::<R>(3) } => sums_of::<E, R, 3>(clip, x, g, [a, b, c]),
+        [a, b, c, d] if const { has::<R>(4) } => sums_of::<E, R, 4>(clip, x, g, [a, b, c, d]),
+        _ => unreachable!("`Optim::with_groups` refuses a rule whose buffers are outside its BUFFERS"),
+    }
+}
+
+fn sums_of<E: Element, R: Rule, const B: usize>(
+    clip: ClipIn<E::Compute>,
+    x: &[E],
+    g: &[E],
+    state: [&[E::Compute]; B],
+) -> [f64; SUMS] {
+    /// Independent lanes, so that the additions of a chunk need not wait for each other.
+    const LANES: usize = 16;
+
     #[inline(always)]
-    fn body<E: Element, R: Rule>(
+    fn body<E: Element, R: Rule, const B: usize>(
         clip: ClipIn<E::Compute>,
         x: &[E],
         g: &[E],
-        start: usize,
-        buffers: &[Vec<E::Compute>],
+        state: [&[E::Compute]; B],
     ) -> [f64; SUMS] {
-        /// Independent lanes, so that the additions of a chunk need not wait for each other.
-        const LANES: usize = 16;
+        let share = |x: E, g: E, state: [E::Compute; B]| {
+            R::reduce(x.compute().to_f64(), clip.apply(g.compute()).to_f64(), &state.map(Real::to_f64))
+        };
         let mut lanes = [[0.0f64; LANES]; SUMS];
-        let mut state = [[0.0f64; LANES]; MAX_BUFFERS];
-        for (block, (x, g)) in x.chunks(LANES).zip(g.chunks(LANES)).enumerate() {
-            let start = start + block * LANES;
-            for (state, buffer) in state.iter_mut().zip(buffers) {
-                let buffer = &buffer[start..start + x.len()];
-                state.iter_mut().zip(buffer).for_each(|(s, value)| *s = value.to_f64());
+        let ((blocks, tail), (g_blocks, g_tail)) = (x.as_chunks::<LANES>(), g.as_chunks::<LANES>());
+        let n = blocks.len();
+        let (g_blocks, states) = (&g_blocks[..n], state.map(|s| &s.as_chunks::<LANES>().0[..n]));
+        for i in 0..n {
+            let (x, g, state) = (&blocks[i], &g_blocks[i], states.map(|s| &s[i]));
+            for lane in 0..LANES {
+                let shares = share(x[lane], g[lane], state.map(|s| s[lane]));
+                for (lanes, share) in lanes.iter_mut().zip(shares) {
+                    lanes[lane] += share;
+                }
             }
-            for (lane, (x, g)) in x.iter().zip(g).enumerate() {
-                let state = state.map(|s| s[lane]);
-                let shares = R::reduce(
-                    x.compute().to_f64(),
-                    clip.apply(g.compute()).to_f64(),
-                    &state[..buffers.len()],
-                );
-                lanes.iter_mut().zip(shares).for_each(|(lanes, share)| lanes[lane] += share);
-            }
+        }
+        for (lane, (x, g)) in tail.iter().zip(g_tail).enumerate() {
+            let shares = share(*x, *g, state.map(|s| s[n * LANES + lane]));
+            lanes.iter_mut().zip(shares).for_each(|(lanes, share)| lanes[lane] += share);
         }
         lanes.map(|lane| lane.iter().sum())
     }
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn wide<E: Element, R: Rule>(
+        fn wide<E: Element, R: Rule, const B: usize>(
             clip: ClipIn<E::Compute>,
             x: &[E],
             g: &[E],
-            start: usize,
-            buffers: &[Vec<E::Compute>],
+            state: [&[E::Compute]; B],
         ) -> [f64; SUMS] {
-            body::<E, R>(clip, x, g, start, buffers)
+            body::<E, R, B>(clip, x, g, state)
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-            return unsafe { wide::<E, R>(clip, x, g, start, buffers) };
+            return unsafe { wide::<E, R, B>(clip, x, g, state) };
         }
     }
-    body::<E, R>(clip, x, g, start, buffers)
+    body::<E, R, B>(clip, x, g, state)
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.
@@ -376,6 +395,11 @@ impl<E: Element> candle_core::InplaceOp1 for Borrow<'_, E> {
     }
 }
 
+/// Whether a rule may have that many buffers.
+const fn has<R: Rule>(buffers: usize) -> bool {
+    R::BUFFERS.0 <= buffers && buffers <= R::BUFFERS.1
+}
+
 /// Applies the rule to every element of a chunk.
 pub(super) fn kernel<R: Rule, F: Real>(
     s: &<R::Scalars as Scalars>::In<F>,
@@ -385,9 +409,6 @@ pub(super) fn kernel<R: Rule, F: Real>(
     state: &mut [&mut [F]],
 ) {
     let clip = clip.round();
-    const fn has<R: Rule>(buffers: usize) -> bool {
-        R::BUFFERS.0 <= buffers && buffers <= R::BUFFERS.1
-    }
     // The conditions are constants: a rule's kernels for other numbers of buffers are never compiled.
     match state {
         [] if const { has::<R>(0) } => pass0::<R, F>(s, clip, x, g),
@@ -424,12 +445,26 @@ macro_rules! passes {
             }
             #[cfg(target_arch = "x86_64")]
             {
+                #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+                #[allow(clippy::too_many_arguments)]
+                fn wider<R: Rule, F: Real>(
+                    s: &<R::Scalars as Scalars>::In<F>, clip: ClipIn<F>, x: &mut [F], g: &[F], $($buffer: &mut [F]),*
+                ) {
+                    body::<R, F>(s, clip, x, g, $($buffer),*);
+                }
                 #[target_feature(enable = "avx2")]
                 #[allow(clippy::too_many_arguments)]
                 fn wide<R: Rule, F: Real>(
                     s: &<R::Scalars as Scalars>::In<F>, clip: ClipIn<F>, x: &mut [F], g: &[F], $($buffer: &mut [F]),*
                 ) {
                     body::<R, F>(s, clip, x, g, $($buffer),*);
+                }
+                let has_512 = is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl");
+                if has_512 {
+                    // SAFETY: the CPU has the three sets of AVX-512 that `wider` asks for.
+                    return unsafe { wider::<R, F>(s, clip, x, g, $($buffer),*) };
                 }
                 if is_x86_feature_detected!("avx2") {
                     // SAFETY: the CPU has AVX2, which is all that `wide` asks for.

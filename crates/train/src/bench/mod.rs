@@ -106,8 +106,11 @@ impl Measured {
     }
 }
 
+/// A name and the benchmarks under it.
+type Suite = (&'static str, fn() -> Vec<Case>);
+
 /// A suite: its name and its cases. A new workload is a new file and a line here.
-const SUITES: &[(&str, fn() -> Vec<Case>)] = &[("optim", optim::cases)];
+const SUITES: &[Suite] = &[("optim", optim::cases)];
 
 /// The cases that `names` ask for: a suite, a case, or a glob over cases; all without any.
 pub fn select(names: &[String]) -> Result<Vec<Case>, BenchError> {

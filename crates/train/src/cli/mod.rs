@@ -91,7 +91,10 @@ impl From<RecipeError> for Failure {
 
 impl From<DataError> for Failure {
     fn from(e: DataError) -> Self {
-        Self::usage(format!("error: {e}"))
+        match e {
+            DataError::Io { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe => source.into(),
+            e => Self::usage(format!("error: {e}")),
+        }
     }
 }
 

@@ -15,44 +15,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
-from torch.nn import functional as F
 
-
-class Block(nn.Module):
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-class ResNet18(nn.Module):
-    def __init__(self, classes=10):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        inputs = 64
-        for i, (width, stride) in enumerate([(64, 1), (128, 2), (256, 2), (512, 2)], 1):
-            setattr(self, f"layer{i}", nn.Sequential(Block(inputs, width, stride), Block(width, width, 1)))
-            inputs = width
-        self.linear = nn.Linear(512, classes)
-
-    def forward(self, x):
-        x = F.relu(self.bn1(self.conv1(x)))
-        for i in range(1, 5):
-            x = getattr(self, f"layer{i}")(x)
-        return self.linear(F.avg_pool2d(x, 4).flatten(1))
+from torch_nets import ResNet
 
 
 RECIPE = """
@@ -69,7 +33,7 @@ def taper(*args):
 
 def logits_agree(name, weights, folder):
     """PyTorch's logits for these weights against Taper's."""
-    model = ResNet18()
+    model = ResNet()
     model.load_state_dict(weights)  # strict: every name and shape
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, 3, 32, 32, generator=generator)
@@ -97,7 +61,7 @@ def main():
         logits_agree("taper-to-pytorch", checkpoint, folder)
 
         made = folder / "made.safetensors"
-        weights = ResNet18().state_dict()
+        weights = ResNet().state_dict()
         save_file(weights, made)
         taper("train", folder / "recipe.yaml", "--runs", folder / "more", "--quiet", "--set", f"train.init_from={made}")
         logits_agree("pytorch-to-taper", weights, folder)

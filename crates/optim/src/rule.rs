@@ -1,5 +1,5 @@
 //! What an optimizer is: the arithmetic of one element, and scalars prepared once a step.
-use crate::power::power;
+use crate::power::{power32, power64};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -46,7 +46,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ty, $log:literal, $exp:literal) => {
+    ($t:ty, $power:ident) => {
         impl Real for $t {
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -62,7 +62,7 @@ macro_rules! real {
             }
             #[inline(always)]
             fn pow(self, exponent: Self) -> Self {
-                power::<$log, $exp>(f64::from(self), f64::from(exponent)) as $t
+                $power(self, exponent)
             }
             #[inline(always)]
             fn abs(self) -> Self {
@@ -71,8 +71,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, 6, 10);
-real!(f64, 12, 15);
+real!(f32, power32);
+real!(f64, power64);
 
 /// The numbers a rule hands to its kernel, computed in f64 and rounded once. Made by [`scalars!`](crate::scalars).
 pub trait Scalars: Copy + Debug + Send + Sync + 'static {

@@ -1,8 +1,8 @@
 //! Replays another implementation's record of an optimizer and measures how far ours is from it.
 //!
-//! A record is a safetensors file with `params` [d], `grads` [T, d], `losses` [T], `lrs` [T] and `expected` [T, d]
+//! A record is a safetensors file with `params[d]`, `grads[T, d]`, `losses[T]`, `lrs[T]` and `expected[T, d]`
 //! (the parameters after each step), and in its metadata `optimizer`, `hyperparameters` (JSON) and `lr`. Buffers
-//! after the last step may follow as `final.<buffer>` [d]. Gradients are recorded, so rounding is not amplified by
+//! after the last step may follow as `final.<buffer>[d]`. Gradients are recorded, so rounding is not amplified by
 //! the objective.
 use crate::{Error, Registry, Result, StepContext};
 use candle_core::backprop::GradStore;

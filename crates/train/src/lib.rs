@@ -18,6 +18,8 @@ pub mod plot;
 pub mod recipe;
 mod registries;
 pub mod run;
+pub mod stats;
+pub mod sweep;
 pub mod table;
 
 pub use recipe::Recipe;

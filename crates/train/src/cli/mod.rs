@@ -1,9 +1,11 @@
 //! The command line: one file a command.
 mod bench;
+mod completions;
 mod data;
 mod optimizers;
 mod plan;
 mod replay;
+mod sweep;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -50,10 +52,12 @@ impl Common {
 enum Command {
     Train(train::Args),
     Plan(plan::Args),
+    Sweep(sweep::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
     Data(data::Args),
     Bench(bench::Args),
+    Completions(completions::Args),
 }
 
 /// Why a command failed: what to print and the exit code.
@@ -119,10 +123,12 @@ pub fn main() -> ExitCode {
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),
         Command::Plan(command) => plan::run(&command),
+        Command::Sweep(command) => sweep::run(&command, &args.common),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
+        Command::Completions(command) => completions::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -122,7 +122,7 @@ pub fn main() -> ExitCode {
     }
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),
-        Command::Plan(command) => plan::run(&command),
+        Command::Plan(command) => plan::run(&command, &args.common),
         Command::Sweep(command) => sweep::run(&command, &args.common),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),

@@ -140,7 +140,7 @@ fn submit(
         return Ok(());
     }
     let path = slurm::write(sweep, &job, registries)?;
-    writeln!(std::io::stdout(), "sbatch {}", path.display())?;
+    writeln!(std::io::stdout(), "{}", slurm::submit_command(&path))?;
     eprintln!(
         "submit it with the command above; when the job has ended, the same sweep without --launcher prints the table"
     );

@@ -13,6 +13,7 @@
 mod checkpoint;
 mod error;
 mod files;
+mod inspect;
 mod lock;
 mod metrics;
 mod optimizers;
@@ -24,13 +25,14 @@ mod watch;
 
 pub use error::RunError;
 pub(crate) use files::replace as replace_file;
+pub use inspect::{Inspection, Part, inspect};
 pub use metrics::{Record, Split};
 pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 pub use watch::{Tick, Watch};
 
 use crate::data::Search;
-use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
+use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select, Train};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use checkpoint::{State, Sums};
@@ -109,6 +111,18 @@ pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Resul
         return Ok(outcome);
     }
     Run::open(recipe, registries, options, folder)?.train()
+}
+
+/// The epochs and the optimizer steps of a run whose epochs have so many batches.
+fn length(train: &Train, batches: u64) -> (u64, u64) {
+    let per_epoch = batches.div_ceil(train.accumulate).max(1);
+    let (epochs, steps) = match (train.epochs, train.steps) {
+        (Some(epochs), _) => (epochs, epochs * per_epoch),
+        (None, Some(steps)) => (steps.div_ceil(per_epoch), steps),
+        // The recipe's check asks for one of the two.
+        (None, None) => (0, 0),
+    };
+    (epochs, train.budget.steps.map_or(steps, |budget| steps.min(budget)))
 }
 
 /// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
@@ -237,14 +251,7 @@ impl<'a> Run<'a> {
         }
         let metrics = Metrics::open(&folder, state.metrics_bytes)?;
 
-        let per_epoch = task.batches(0).div_ceil(recipe.train.accumulate).max(1);
-        let (epochs, steps) = match (recipe.train.epochs, recipe.train.steps) {
-            (Some(epochs), _) => (epochs, epochs * per_epoch),
-            (None, Some(steps)) => (steps.div_ceil(per_epoch), steps),
-            // The recipe's check asks for one of the two.
-            (None, None) => (0, 0),
-        };
-        let steps = recipe.train.budget.steps.map_or(steps, |budget| steps.min(budget));
+        let (epochs, steps) = length(&recipe.train, task.batches(0));
         let progress = Progress::new(&recipe.name, steps, state.step, options.show);
         Ok(Self {
             recipe,

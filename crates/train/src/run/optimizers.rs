@@ -147,6 +147,11 @@ impl Optimizers {
         self.schedules.rate.state = state;
     }
 
+    /// All of them, the recipe's first.
+    pub fn each(&self) -> impl Iterator<Item = &dyn Optimizer> {
+        self.all.iter().map(|optimizer| &**optimizer)
+    }
+
     /// The recipe's optimizer.
     pub fn main(&self) -> &dyn Optimizer {
         &*self.all[0]

@@ -48,7 +48,8 @@ pub(super) fn run(
     let mut waiting = VecDeque::from(sweep.waiting());
     let mut running: BTreeMap<usize, Option<ChildStdin>> = BTreeMap::new();
     let (reports, inbox) = mpsc::channel();
-    let jobs = processes.jobs.max(1);
+    let jobs = processes.jobs.clamp(1, waiting.len().max(1));
+    let threads = (processes.threads / jobs).max(1);
     loop {
         let stopping = sweep.options.stop.load(Ordering::Relaxed);
         if stopping {
@@ -59,7 +60,7 @@ pub(super) fn run(
             && running.len() < jobs
             && let Some(index) = waiting.pop_front()
         {
-            match start(sweep, index, registries, processes, &reports) {
+            match start(sweep, index, registries, processes, threads, &reports) {
                 Ok(input) => {
                     running.insert(index, input);
                     view.started(&sweep.runs[index], index);
@@ -108,11 +109,11 @@ fn start(
     index: usize,
     registries: &Registries,
     processes: &Processes,
+    threads: usize,
     reports: &Sender<(usize, Report)>,
 ) -> Result<Option<ChildStdin>, String> {
     let run = &sweep.runs[index];
     write_recipe(&run.recipe, registries, &run.folder).map_err(|e| e.to_string())?;
-    let threads = (processes.threads / processes.jobs.max(1)).max(1);
     let mut command = Command::new(&processes.program);
     command.arg("train").arg(run.folder.join("recipe.yaml")).arg("--runs").arg(&sweep.options.runs);
     command.arg("--worker").args(["--threads", &threads.to_string()]).args(&processes.args);

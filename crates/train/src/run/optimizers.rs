@@ -88,7 +88,8 @@ impl Optimizers {
         if registries.optimizers.get(&section.name)?.defaults.contains_key("lr") {
             hyper.insert("lr".into(), section.lr.into());
         }
-        all.insert(0, registries.optimizers.get(&section.name)?.build(params, &hyper, &groups)?);
+        let built = registries.optimizers.get(&section.name)?.build(params, &hyper, &groups);
+        all.insert(0, built.map_err(|e| locate(recipe, e))?);
 
         let schedule = &recipe.schedule;
         let schedules = Schedules::new(&schedule.kind, &schedule.config)
@@ -174,6 +175,15 @@ impl Optimizers {
             optimizer.load_state_dict(&StateDict::from_bytes(bytes)?)?;
         }
         Ok(())
+    }
+}
+
+/// Points at the group of the recipe that the optimizer refuses.
+fn locate(recipe: &Recipe, error: taper_optim::Error) -> RunError {
+    let taper_optim::Error::Group { pattern, .. } = &error else { return error.into() };
+    match recipe.optimizer.groups.iter().position(|group| group.pattern == *pattern) {
+        Some(i) => recipe.error_at(&format!("optimizer.groups[{i}].match"), error.to_string()).into(),
+        None => error.into(),
     }
 }
 

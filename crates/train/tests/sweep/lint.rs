@@ -24,7 +24,8 @@ const VAL: &str = "train: {epochs: 1, select: val}\n";
 fn one_run_or_a_fair_comparison_gives_no_reason_for_doubt() {
     assert_eq!(findings(VAL), []);
     assert_eq!(findings(&format!("{VAL}sweep: {{seeds: [1, 2]}}")), []);
-    let fair = "sweep: {list: [{optimizer.name: sgd}, {optimizer.name: adam}], seeds: [1, 2, 3, 4, 5, 6]}";
+    let fair =
+        "sweep: {list: [{optimizer.name: sgd}, {optimizer: {name: adam, lr: 1}}], seeds: [1, 2, 3, 4, 5, 6]}";
     assert_eq!(findings(&format!("{VAL}{fair}")), []);
 }
 

@@ -6,7 +6,7 @@
 use super::view::View;
 use super::{Ended, State, Sweep};
 use crate::Registries;
-use crate::run::{RunError, Tick, write_recipe};
+use crate::run::{RunError, Status, Tick, write_recipe};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -84,6 +84,7 @@ pub(super) fn run(
             Report::Tick(tick) => view.tick(index, tick),
             Report::Ended { status, said } => {
                 running.remove(&index);
+                let warnings = said.clone();
                 let message = match status {
                     Ok(status) if said.is_empty() => {
                         format!("the process ended with {status} and said nothing")
@@ -96,6 +97,10 @@ pub(super) fn run(
                 if stopped && matches!(sweep.runs[index].state, State::Failed(_)) {
                     // It was asked to stop, or the same interrupt reached it: nothing failed.
                     sweep.runs[index].state = State::Missing;
+                }
+                let run = &sweep.runs[index];
+                if run.summary().is_some_and(|summary| summary.status == Status::Finished) {
+                    warnings.lines().for_each(|line| view.line(&format!("{}: {line}", run.label())));
                 }
                 view.ended(sweep, index);
             }

@@ -19,6 +19,7 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The value.
+    #[serde(with = "super::number")]
     pub value: f64,
     /// The epoch it was measured after.
     pub epoch: u64,
@@ -44,10 +45,12 @@ pub struct Summary {
     /// The metric it chose by.
     pub metric: String,
     /// The last value of `<split>.<metric>`.
+    #[serde(with = "super::number::map")]
     pub last: BTreeMap<String, f64>,
     /// The best value of `<split>.<metric>`: highest accuracy, lowest of all else.
     pub best: BTreeMap<String, Best>,
     /// The values of all evaluations at the selected epoch.
+    #[serde(with = "super::number::map")]
     pub selected: BTreeMap<String, f64>,
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,7 +71,12 @@ pub(crate) fn extremes(records: &[Record]) -> (BTreeMap<String, f64>, BTreeMap<S
             last.insert(key.clone(), *value);
             let found = Best { value: *value, epoch: record.epoch, step: record.step };
             let better = |old: &Best| {
-                if higher_is_better(metric) { found.value > old.value } else { found.value < old.value }
+                old.value.is_nan()
+                    || if higher_is_better(metric) {
+                        found.value > old.value
+                    } else {
+                        found.value < old.value
+                    }
             };
             // The first of equals stays.
             if best.get(&key).is_none_or(better) {

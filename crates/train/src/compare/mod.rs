@@ -85,7 +85,8 @@ pub fn compare(a: &Path, b: &Path, registries: &Registries) -> Result<Comparison
     let written = |folder: &Path| {
         Ok::<_, RunError>(folder::summary(folder)?.and_then(|summary| serde_json::to_value(summary).ok()))
     };
-    let ignored = ["name", "id"]; // Equal where the settings are, and listed with them where not.
+    // They follow the settings, which are listed.
+    let ignored = ["name", "id", "sha256"];
     let summary = match (written(a)?, written(b)?) {
         (None, None) => None,
         (a, b) => {

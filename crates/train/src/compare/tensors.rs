@@ -218,6 +218,52 @@ fn ulps(dtype: Dtype, x: &[u8], y: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::checkpoint::State;
+    use candle_core::{Device, Tensor};
+    use std::collections::BTreeMap;
+
+    fn checkpoint(weights: &[(&str, Vec<usize>, Vec<f32>)], step: u64) -> Loaded {
+        let tensors = weights.iter().map(|(name, shape, values)| {
+            let tensor = Tensor::from_slice(values, shape.as_slice(), &Device::Cpu).unwrap();
+            ((*name).to_owned(), tensor)
+        });
+        let tensors: BTreeMap<String, Tensor> = tensors.collect();
+        let bytes = safetensors::serialize(&tensors, None).unwrap();
+        let state = State { step, ..State::default() };
+        Loaded { state, files: BTreeMap::from([("model.safetensors".to_owned(), bytes)]) }
+    }
+
+    #[test]
+    fn the_first_tensor_and_element_are_named() {
+        let one = || vec![1.0f32; 6];
+        let two = |at: usize, value: f32| {
+            let mut values = one();
+            values[at] = value;
+            values
+        };
+        let base = checkpoint(&[("a", vec![2, 3], one()), ("b", vec![6], one())], 3);
+        assert_eq!(first_difference(3, &base, &base).unwrap(), None);
+
+        let changed = vec![("b", vec![6], two(0, 2.0)), ("a", vec![2, 3], two(5, 1.0 + f32::EPSILON))];
+        let found = first_difference(3, &base, &checkpoint(&changed, 3)).unwrap().unwrap();
+        let said = "step 3, model.safetensors, a[1, 2]: 1.0 (0x3f800000) | 1.0000001 (0x3f800001), 1 ulp apart; \
+                    1 of 6 elements differ";
+        assert_eq!(found.to_string(), said);
+
+        // Equal numbers that are not equal bits.
+        let (plus, minus) = ([("a", vec![1], vec![0.0f32])], [("a", vec![1], vec![-0.0f32])]);
+        let found = first_difference(3, &checkpoint(&plus, 3), &checkpoint(&minus, 3)).unwrap().unwrap();
+        assert_eq!((found.ulps, found.differing), (Some(0), Some(1)));
+
+        let reshaped = [("a", vec![3, 2], one()), ("b", vec![6], one())];
+        let found = first_difference(3, &base, &checkpoint(&reshaped, 3)).unwrap().unwrap();
+        assert_eq!(found.to_string(), "step 3, model.safetensors, a: F32 [2, 3] | F32 [3, 2]");
+        let found = first_difference(3, &base, &checkpoint(&reshaped[1..], 3)).unwrap().unwrap();
+        assert_eq!(found.to_string(), "step 3, model.safetensors, a: F32 [2, 3] | nothing");
+        let weights = [("a", vec![2, 3], one()), ("b", vec![6], one())];
+        let found = first_difference(3, &base, &checkpoint(&weights, 4)).unwrap().unwrap();
+        assert_eq!(found.to_string(), "step 3, state.json, step: 3 | 4");
+    }
 
     #[test]
     fn ulps_count_the_numbers_between() {

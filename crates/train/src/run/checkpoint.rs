@@ -169,13 +169,13 @@ fn steps_in(folder: &Path) -> Result<Option<Vec<u64>>, RunError> {
     Ok(Some(steps))
 }
 
-/// Removes all but the `keep` newest and the best.
-pub(crate) fn prune(run: &Path, keep: usize, best: Option<u64>) -> Result<(), RunError> {
+/// After the checkpoint of step `newest`, removes all but the `keep` newest and the best.
+pub(crate) fn prune(run: &Path, newest: u64, keep: usize, best: Option<u64>) -> Result<(), RunError> {
     kill_point("checkpoint-before-prune");
-    for step in steps(run)?.into_iter().skip(keep).filter(|step| Some(*step) != best) {
-        remove_folder(&path(run, step))?;
-    }
-    Ok(())
+    // What comes after it could not be used, or the run would have gone on from there.
+    let (later, sooner): (Vec<u64>, Vec<u64>) = steps(run)?.into_iter().partition(|step| *step > newest);
+    let old = sooner.into_iter().skip(keep).filter(|step| Some(*step) != best);
+    later.into_iter().chain(old).try_for_each(|step| remove_folder(&path(run, step)))
 }
 
 /// The newest intact checkpoint of a recipe, or `None` when the run has none yet. Where there were some and none can

@@ -48,7 +48,14 @@ pub(crate) fn summary(folder: &Path) -> Result<Option<Summary>, RunError> {
         text => text.map_err(RunError::io(&path))?,
     };
     let advice = "remove it, and the run goes on from its last checkpoint";
-    serde_json::from_slice(&text).map(Some).map_err(|e| damaged(&path, format!("{e}: {advice}")))
+    let unread = |e: serde_json::Error| damaged(&path, format!("{e}: {advice}"));
+    let summary: Summary = serde_json::from_slice(&text).map_err(unread)?;
+    let (sealed, _) = summary.clone().seal().map_err(unread)?;
+    if sealed.sha256 != summary.sha256 {
+        let sums = format!("sha256 was {} when it was written, is {}", summary.sha256, sealed.sha256);
+        return Err(damaged(&path, format!("{sums}: {advice}")));
+    }
+    Ok(Some(summary))
 }
 
 /// `metrics.jsonl`: its lines as they stand and as records. A last line without its end is one that a crash cut off.

@@ -8,6 +8,11 @@ use std::path::Path;
 pub(crate) struct Lock(File);
 
 impl Lock {
+    /// Locks a run's folder if it is there: who must wait hears of it before long preparations.
+    pub fn early(folder: &Path) -> Result<Option<Self>, RunError> {
+        folder.is_dir().then(|| Self::acquire(folder)).transpose()
+    }
+
     /// Locks a run's folder, or says who is at work in it.
     pub fn acquire(folder: &Path) -> Result<Self, RunError> {
         let path = folder.join(".lock");

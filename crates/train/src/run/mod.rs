@@ -143,6 +143,7 @@ impl<'a> Run<'a> {
         folder: PathBuf,
         until: u64,
     ) -> Result<Self, RunError> {
+        let lock = Lock::early(&folder)?;
         let device = device(recipe)?;
         if recipe.train.average != Average::None {
             return Err(recipe
@@ -179,7 +180,7 @@ impl<'a> Run<'a> {
         };
 
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-        let lock = Lock::acquire(&folder)?;
+        let lock = lock.map_or_else(|| Lock::acquire(&folder), Ok)?;
         files::remove_strays(&folder)?;
         files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes())?;
         files::replace(&folder.join("manifest.json"), &manifest(recipe, &task, &device))?;
@@ -206,7 +207,7 @@ impl<'a> Run<'a> {
 
         let per_epoch = task.batches(0).div_ceil(recipe.train.accumulate).max(1);
         let (epochs, steps) = match (recipe.train.epochs, recipe.train.steps) {
-            (Some(epochs), _) => (epochs, epochs * per_epoch),
+            (Some(epochs), _) => (epochs, epochs.saturating_mul(per_epoch)),
             (None, Some(steps)) => (steps.div_ceil(per_epoch), steps),
             // The recipe's check asks for one of the two.
             (None, None) => (0, 0),
@@ -506,7 +507,7 @@ impl<'a> Run<'a> {
         self.state.plateau = Some(self.optimizers.plateau());
         checkpoint::write(&self.folder, &self.state, &files)?;
         let keep = usize::try_from(self.recipe.train.checkpoint.keep).unwrap_or(usize::MAX).max(1);
-        checkpoint::prune(&self.folder, keep, self.state.best.map(|(_, step)| step))
+        checkpoint::prune(&self.folder, self.state.step, keep, self.state.best.map(|(_, step)| step))
     }
 
     fn write_summary(&self, status: Status, reason: Option<String>) -> Result<Summary, RunError> {
@@ -532,11 +533,11 @@ impl<'a> Run<'a> {
             best,
             selected,
             reason,
+            sha256: String::new(),
         };
         let path = self.folder.join("summary.json");
-        let mut json = serde_json::to_vec_pretty(&summary)
-            .map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
-        json.push(b'\n');
+        let (summary, json) =
+            summary.seal().map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
         files::replace(&path, &json)?;
         Ok(summary)
     }

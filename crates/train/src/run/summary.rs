@@ -1,4 +1,5 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
+use super::files::sha256;
 use super::metrics::{Record, Split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -55,6 +56,19 @@ pub struct Summary {
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// SHA-256 of the file with nothing here.
+    pub sha256: String,
+}
+
+impl Summary {
+    /// Itself and its file, the checksum filled in.
+    pub(crate) fn seal(mut self) -> serde_json::Result<(Self, Vec<u8>)> {
+        self.sha256.clear();
+        self.sha256 = sha256(&serde_json::to_vec_pretty(&self)?);
+        let mut file = serde_json::to_vec_pretty(&self)?;
+        file.push(b'\n');
+        Ok((self, file))
+    }
 }
 
 /// Whether more of it is better.

@@ -13,12 +13,14 @@
 //! ```
 
 pub mod bench;
+pub mod compare;
 pub mod data;
 pub mod plot;
 pub mod recipe;
 mod registries;
 pub mod run;
 pub mod table;
+pub mod verify;
 
 pub use recipe::Recipe;
 pub use registries::{Registries, Schedules};

@@ -13,6 +13,7 @@
 //! ```
 
 pub mod bench;
+pub mod compare;
 pub mod data;
 pub mod plan;
 pub mod plot;
@@ -22,6 +23,7 @@ pub mod run;
 pub mod stats;
 pub mod sweep;
 pub mod table;
+pub mod verify;
 
 pub use recipe::Recipe;
 pub use registries::{Registries, Schedules};

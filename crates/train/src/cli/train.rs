@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use taper_train::run::{self, Options, Outcome, Show, Status, Watch};
+use taper_train::run::{self, Options, Outcome, RunError, Show, Status, Watch};
 use taper_train::table::Table;
 use taper_train::{Recipe, Registries, plot};
 
@@ -50,7 +50,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
-            outcomes.push((label, run::run(one, &registries, &options)?));
+            outcomes.push((label, train(one, &registries, &options, args.worker)?));
         }
         report(path, &outcomes, args, common)?;
         for (_, outcome) in &outcomes {
@@ -58,6 +58,23 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// One run. A worker waits for another process that is at work on it: what that leaves is the result of both.
+fn train(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    worker: bool,
+) -> Result<Outcome, RunError> {
+    loop {
+        match run::run(recipe, registries, options) {
+            Err(RunError::Busy { .. }) if worker && !options.stop.load(Ordering::Relaxed) => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Steps as lines of JSON on standard output, as often as a person could follow.

@@ -9,6 +9,7 @@
 //! # Ok::<(), taper_train::run::RunError>(())
 //! ```
 mod probe;
+mod stand_in;
 mod text;
 
 pub use probe::Probe;
@@ -20,6 +21,7 @@ use crate::sweep::{State, Sweep};
 use crate::{Recipe, Registries};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use stand_in::StandIn;
 
 /// A plan: serialised it is the output of `plan --json`, shown it is the listing.
 #[derive(Debug, Serialize)]
@@ -183,17 +185,16 @@ fn kind_key(recipe: &Recipe) -> Value {
 fn kind(recipe: &Recipe, registries: &Registries, options: &Options, probe: bool) -> Result<Kind, RunError> {
     let (inspection, stand_in) = match inspect(recipe, registries, &options.search) {
         Err(RunError::Data(missing @ DataError::Missing { .. })) => {
-            let Some((other, name)) = probe::stand_in(recipe, registries)? else {
+            let Some(stand_in) = StandIn::new(recipe, registries)? else {
                 return Err(RunError::Data(missing));
             };
-            let inspection = inspect(&other, registries, &options.search)?;
-            (inspection, Some((other, name)))
+            let inspection = inspect(&stand_in.recipe, registries, &options.search)?;
+            (stand_in.sized(recipe, inspection), Some(stand_in))
         }
         inspection => (inspection?, None),
     };
-    let trained = stand_in.as_ref().map_or(recipe, |(other, _)| other);
     let probe = match probe {
-        true => Some(probe::probe(trained, registries, options, &inspection)?),
+        true => Some(probe::probe(recipe, stand_in.as_ref(), registries, options, &inspection)?),
         false => None,
     };
     let groups = groups(recipe, &inspection);
@@ -208,7 +209,7 @@ fn kind(recipe: &Recipe, registries: &Registries, options: &Options, probe: bool
         groups,
         epochs: inspection.epochs,
         steps: inspection.steps,
-        stand_in: stand_in.map(|(_, name)| name),
+        stand_in: stand_in.map(|stand_in| stand_in.name.to_owned()),
         probe,
     })
 }

@@ -1,10 +1,11 @@
 //! A few steps of the real thing, in a folder of its own that goes afterwards.
+use super::stand_in::StandIn;
 use crate::data::Data;
 use crate::recipe::{Holdout, Task};
 use crate::run::{self, Inspection, Options, RunError, Show, Watch};
 use crate::{Recipe, Registries};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,6 +39,7 @@ const FORWARD: f64 = 1.0 / 3.0;
 /// Trains until enough steps were seen, and looks at what that left.
 pub(super) fn probe(
     recipe: &Recipe,
+    stand_in: Option<&StandIn>,
     registries: &Registries,
     options: &Options,
     inspection: &Inspection,
@@ -57,7 +59,8 @@ pub(super) fn probe(
         })
     };
     let quiet = Options { runs: folder.0.clone(), show: Show::Quiet, stop, watch, ..options.clone() };
-    match run::run(recipe, registries, &quiet) {
+    let trained = stand_in.map_or(recipe, |stand_in| &stand_in.recipe);
+    match run::run(trained, registries, &quiet) {
         // A run can be over, or have diverged, before enough was seen.
         Ok(_) | Err(RunError::Interrupted { .. } | RunError::Diverged { .. }) => {}
         Err(e) => return Err(e),
@@ -74,12 +77,15 @@ pub(super) fn probe(
     steps.sort_unstable_by(f64::total_cmp);
     let step_seconds = steps.get(steps.len() / 2).copied().unwrap_or(0.0);
 
-    let checkpoint_bytes = newest_checkpoint(&folder.0.join(recipe.directory()));
+    let checkpoint_bytes = newest_checkpoint(&folder.0.join(trained.directory()));
     let train = &recipe.train;
     // The newest ones and the best; another exists while it is written.
     let checkpoints = (train.checkpoint.keep + 1).min(inspection.epochs.max(2));
     let evaluations = evaluations(recipe, inspection);
-    let evaluated = evaluated(recipe, registries, options)?;
+    let evaluated = match stand_in.and_then(|stand_in| stand_in.images) {
+        Some((train, test)) => image_steps(recipe, train, test),
+        None => evaluated(trained, registries, options)?,
+    };
     let tensors: u64 = inspection.parts.iter().map(|part| part.params.len() as u64).sum();
     // A line has about 200 bytes, a probe's 400 a tensor, and TensorBoard's file as much again.
     let lines = 400 * (inspection.epochs + 2 * evaluations)
@@ -110,14 +116,7 @@ fn evaluated(recipe: &Recipe, registries: &Registries, options: &Options) -> Res
     let loaded =
         registries.data.get(&data.name)?.load(&Value::Object(data.config.clone()), &options.search)?;
     Ok(match loaded.data {
-        Data::Images { train, test } => {
-            let held = match data.val {
-                None => 0,
-                Some(Holdout::Count(n)) => n,
-                Some(Holdout::Fraction(part)) => (part * train.len() as f64) as usize,
-            };
-            (test.len() + held) as f64 / data.batch_size as f64
-        }
+        Data::Images { train, test } => image_steps(recipe, train.len(), test.len()),
         // A window costs about as much with few streams as with many.
         Data::Text(text) => {
             let window = recipe.train.bptt.as_ref().map_or(1, |bptt| bptt.length) * data.eval_batch_size;
@@ -126,33 +125,18 @@ fn evaluated(recipe: &Recipe, registries: &Registries, options: &Options) -> Res
     })
 }
 
-/// A recipe like this one on data that is always here, and the name of that: images or words of the same shape and
-/// number, whose content does not change what a step costs. `None` when no such data is known.
-pub(super) fn stand_in(
-    recipe: &Recipe,
-    registries: &Registries,
-) -> Result<Option<(Recipe, String)>, RunError> {
-    let Task::Network { data, .. } = recipe.task() else { return Ok(None) };
-    let coarse = data.config.get("labels").and_then(Value::as_str) == Some("coarse");
-    let images = |classes: usize| json!({"classes": classes, "train": 50_000, "test": 10_000});
-    let (name, config) = match data.name.as_str() {
-        "fashion-mnist" => ("mnist", json!({})),
-        "cifar10" => ("synthetic-images", images(10)),
-        "cifar100" => ("synthetic-images", images(if coarse { 20 } else { 100 })),
-        "ptb" => {
-            ("synthetic-text", json!({"vocab": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430}))
-        }
-        _ => return Ok(None),
-    };
-    let mut settings = recipe.resolved().clone();
-    if let Some(section) = settings.get_mut("data").and_then(Value::as_object_mut) {
-        data.config.keys().for_each(|key| drop(section.shift_remove(key)));
-        section.insert("name".into(), name.into());
-        section.extend(config.as_object().cloned().unwrap_or_default());
+/// The same for so many images to train and to test on.
+fn image_steps(recipe: &Recipe, train: usize, test: usize) -> f64 {
+    recipe.data.as_ref().map_or(0.0, |data| (test + held_out(data, train)) as f64 / data.batch_size as f64)
+}
+
+/// Images put aside for validation.
+pub(super) fn held_out(data: &crate::recipe::Data, train: usize) -> usize {
+    match data.val {
+        None => 0,
+        Some(Holdout::Count(n)) => n,
+        Some(Holdout::Fraction(part)) => (part * train as f64) as usize,
     }
-    // JSON is YAML.
-    let other = Recipe::parse("stand-in", &settings.to_string(), &[], registries)?;
-    Ok(Some((other, name.to_owned())))
 }
 
 /// Bytes of the files of the only or last checkpoint.

@@ -34,10 +34,7 @@ fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Resu
         write_group(f, group)?;
     }
     if let Some(stand_in) = &kind.stand_in {
-        writeln!(
-            f,
-            "  the data is not here (`cargo xtask data fetch` gets it): {stand_in} in its place, same shape and size"
-        )?;
+        writeln!(f, "  the data is not here (`cargo xtask data fetch` gets it): {stand_in} in its place")?;
     }
     if let Some(probe) = &kind.probe {
         let (step, run) = (duration(probe.step_seconds), duration(probe.run_seconds));

@@ -31,6 +31,14 @@ pub struct Part {
     pub params: Vec<ParamInfo>,
 }
 
+impl Inspection {
+    /// The same run with another number of batches an epoch.
+    pub(crate) fn with_batches(mut self, recipe: &Recipe, batches: u64) -> Self {
+        (self.epochs, self.steps) = length(&recipe.train, batches);
+        self
+    }
+}
+
 /// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an
 /// error here as there.
 pub fn inspect(recipe: &Recipe, registries: &Registries, search: &Search) -> Result<Inspection, RunError> {

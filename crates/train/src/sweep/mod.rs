@@ -181,9 +181,9 @@ impl Sweep {
     }
 }
 
-/// The summary of a run that came to its end; an unreadable one is for the run itself to report.
+/// The summary of a run that came to its end; a damaged one is for the run itself to report.
 fn result(folder: &Path) -> Option<Summary> {
-    let summary: Summary = serde_json::from_slice(&fs::read(folder.join("summary.json")).ok()?).ok()?;
+    let summary = run::folder::summary(folder).ok().flatten()?;
     (summary.status != Status::Interrupted).then_some(summary)
 }
 

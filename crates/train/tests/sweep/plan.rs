@@ -113,6 +113,12 @@ fn data_that_is_not_here_is_said_and_stood_in_for() {
     assert!(text.contains("the data is not here") && text.contains("mnist in its place"), "{text}");
     // 60,000 images in batches of 16, three times.
     assert!(text.contains("12 runs of 3 epochs, 11,250 steps"), "{text}");
+    // 50,000 images but 5,000 for validation, in batches of 16; of the stand-in there are fewer.
+    let cifar = recipe.replace("fashion-mnist", "cifar10, val: 5000");
+    let text = plan(&Place::new(&cifar), &[]);
+    assert!(text.contains("synthetic-images in its place"), "{text}");
+    assert!(text.contains("12 runs of 3 epochs, 8,439 steps"), "{text}");
+    assert!(text.contains("(20 steps measured)"), "{text}");
     let unknown = Place::new(&recipe.replace("fashion-mnist", "text"));
     let output = unknown.taper("plan", "runs", &["--no-probe"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));

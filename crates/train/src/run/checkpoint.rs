@@ -4,12 +4,14 @@
 //! synced. `state.json` carries the SHA-256 of the other files. A damaged checkpoint is skipped with a message and the
 //! one before it is used.
 use super::RunError;
+use super::average;
 use super::files::{sha256, sync_folder, write_synced};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use taper_optim::PlateauState;
+use tracing::{debug, warn};
 
 /// The running means of the current epoch's training line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -37,10 +39,16 @@ pub(crate) struct State {
     pub sums: Sums,
     /// The best value of the selected metric, and the step it was seen at.
     pub best: Option<(f64, u64)>,
-    /// Evaluations since it improved.
+    /// The last value that an early stop took for an improvement.
+    #[serde(default)]
+    pub improved: Option<f64>,
+    /// Evaluations since.
     pub stale: u64,
     /// The plateau schedule's memory.
     pub plateau: Option<PlateauState>,
+    /// The average of the weights.
+    #[serde(default)]
+    pub average: average::State,
     /// SHA-256 of the files beside this one.
     #[serde(default)]
     pub files: BTreeMap<String, String>,
@@ -95,6 +103,7 @@ pub(crate) fn write(run: &Path, state: &State, files: &BTreeMap<String, Vec<u8>>
     }
     fs::rename(&temporary, &place).map_err(RunError::io(&place))?;
     kill_point("checkpoint-after-rename");
+    debug!("{}: written", place.display());
     sync_folder(&folder)
 }
 
@@ -120,19 +129,23 @@ pub(crate) fn prune(run: &Path, keep: usize, best: Option<u64>) -> Result<(), Ru
     for step in steps(run)?.into_iter().skip(keep).filter(|step| Some(*step) != best) {
         let path = folder_of(run).join(format!("step-{step}"));
         fs::remove_dir_all(&path).map_err(RunError::io(&path))?;
+        debug!("{}: removed", path.display());
     }
     Ok(())
 }
 
 /// The newest intact checkpoint, or `None` when there is no checkpoint at all. When there are only damaged ones, that
 /// is an error: a run never starts from zero in silence.
-pub(crate) fn newest(run: &Path, mut warn: impl FnMut(String)) -> Result<Option<Loaded>, RunError> {
+pub(crate) fn newest(run: &Path) -> Result<Option<Loaded>, RunError> {
     let steps = steps(run)?;
     for step in &steps {
         let path = folder_of(run).join(format!("step-{step}"));
         match read(&path) {
-            Ok(loaded) => return Ok(Some(loaded)),
-            Err(e) => warn(format!("skipping a damaged checkpoint: {e}")),
+            Ok(loaded) => {
+                debug!("{}: loaded", path.display());
+                return Ok(Some(loaded));
+            }
+            Err(e) => warn!("skipping a damaged checkpoint: {e}"),
         }
     }
     if steps.is_empty() {

@@ -1,11 +1,16 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
 use super::RunError;
 use super::tensorboard;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use taper_optim::Probe;
+
+/// Figures by name.
+pub(crate) type Values = Vec<(&'static str, f64)>;
 
 /// What a measurement was made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,7 +20,7 @@ pub enum Split {
     Train,
     /// What was put aside of the training set.
     Val,
-    /// The test set.
+    /// The test set; of a numeric problem, the function after the step.
     Test,
     /// The optimizer's own statistics.
     Probe,
@@ -42,16 +47,24 @@ pub struct Record {
     pub epoch: u64,
     /// On what.
     pub split: Split,
-    /// The values.
-    #[serde(flatten)]
+    /// The values. What is not finite is `null` in the file and NaN here.
+    #[serde(flatten, deserialize_with = "null_as_nan")]
     pub values: BTreeMap<String, f64>,
+}
+
+/// Numbers by name, where JSON has no word for those that are not finite.
+pub(super) fn null_as_nan<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let values = BTreeMap::<String, Option<f64>>::deserialize(from)?;
+    Ok(values.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
 
 /// The open metrics files of a run.
 pub(crate) struct Metrics {
     path: PathBuf,
-    file: File,
-    events: File,
+    file: BufWriter<File>,
+    events: BufWriter<File>,
+    /// When a reader could last see all lines.
+    flushed: Instant,
     /// Bytes of `metrics.jsonl`.
     pub bytes: u64,
     /// All records so far.
@@ -88,14 +101,16 @@ impl Metrics {
         let records: Vec<Record> = text.lines().enumerate().map(parse).collect::<Result<_, _>>()?;
 
         let events_path = folder.join("events.out.tfevents.0.taper");
-        let mut events = open(&events_path)?;
-        let write = |events: &mut File| {
-            events.set_len(0)?;
+        let mut events = BufWriter::new(open(&events_path)?);
+        let write = |events: &mut BufWriter<File>| {
+            events.get_ref().set_len(0)?;
             events.write_all(&tensorboard::header())?;
-            records.iter().try_for_each(|record| events.write_all(&tensorboard::event(record)))
+            records.iter().try_for_each(|record| events.write_all(&tensorboard::event(record)))?;
+            events.flush()
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
-        Ok(Self { path, file, events, bytes, records })
+        let (file, flushed) = (BufWriter::new(file), Instant::now());
+        Ok(Self { path, file, events, flushed, bytes, records })
     }
 
     /// Appends a line.
@@ -109,11 +124,48 @@ impl Metrics {
         self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
         self.bytes += line.len() as u64;
         self.records.push(record);
+        if self.flushed.elapsed() > LATEST {
+            self.flush()?;
+        }
         Ok(())
     }
 
-    /// Makes all lines durable: before a checkpoint vouches for them.
-    pub fn sync(&self) -> Result<(), RunError> {
-        self.file.sync_all().map_err(RunError::io(&self.path))
+    /// The last value of a figure, and the step it was measured after.
+    pub fn last(&self, split: Split, metric: &str) -> Option<(f64, u64)> {
+        let record = self.records.iter().rev().find(|record| record.split == split)?;
+        Some((*record.values.get(metric)?, record.step))
     }
+
+    fn flush(&mut self) -> Result<(), RunError> {
+        self.flushed = Instant::now();
+        self.file.flush().and_then(|()| self.events.flush()).map_err(RunError::io(&self.path))
+    }
+
+    /// Makes all lines durable: before a checkpoint vouches for them.
+    pub fn sync(&mut self) -> Result<(), RunError> {
+        self.flush()?;
+        self.file.get_ref().sync_all().map_err(RunError::io(&self.path))
+    }
+}
+
+/// Who follows the file sees a line at the latest when the first one after so long is written.
+const LATEST: Duration = Duration::from_secs(1);
+
+/// The optimizer's statistics of a step by name.
+pub(super) fn of_probe(probe: &Probe) -> BTreeMap<String, f64> {
+    let mut values = BTreeMap::new();
+    for param in &probe.params {
+        values.insert(format!("update_ratio/{}", param.name), param.update_ratio);
+        for (name, value) in &param.numbers {
+            values.insert((*name).to_owned(), *value);
+        }
+        if let Some((name, d)) = &param.observed {
+            let quantiles = ["p01", "p25", "p50", "p75", "p99"].into_iter().zip(d.quantiles);
+            let moments = [("min", d.min), ("mean", d.mean), ("max", d.max), ("negative", d.negative as f64)];
+            for (which, value) in moments.into_iter().chain(quantiles) {
+                values.insert(format!("{name}_{which}/{}", param.name), value);
+            }
+        }
+    }
+    values
 }

@@ -1,7 +1,9 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
-use super::metrics::{Record, Split};
+use super::metrics::{Record, Split, null_as_nan};
+use super::{Run, RunError, files};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,19 +46,88 @@ pub struct Summary {
     /// The metric it chose by.
     pub metric: String,
     /// The last value of `<split>.<metric>`.
+    #[serde(deserialize_with = "null_as_nan")]
     pub last: BTreeMap<String, f64>,
     /// The best value of `<split>.<metric>`: highest accuracy, lowest of all else.
     pub best: BTreeMap<String, Best>,
     /// The values of all evaluations at the selected epoch.
+    #[serde(deserialize_with = "null_as_nan")]
     pub selected: BTreeMap<String, f64>,
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
+impl Summary {
+    /// Reads the summary in a run's folder; `None` where there is none.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, RunError> {
+        let path = folder.join("summary.json");
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(RunError::io(&path)(e)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(|e| RunError::Damaged {
+            path,
+            message: format!("{e}: remove it, and the run goes on from its last checkpoint"),
+        })
+    }
+
+    /// Writes it into a run's folder.
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), RunError> {
+        let path = folder.join("summary.json");
+        let mut json = serde_json::to_vec_pretty(self)
+            .map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
+        json.push(b'\n');
+        files::replace(&path, &json)
+    }
+}
+
+impl Run<'_> {
+    /// What the run came to.
+    pub fn summary(&self, status: Status, failure: Option<&RunError>) -> Summary {
+        let (last, best) = extremes(&self.metrics.records);
+        let chosen = match (self.select, self.state.best) {
+            (Some(_), Some((_, step))) => Some(step),
+            _ => self.metrics.last(Split::Test, "loss").map(|(_, step)| step),
+        };
+        Summary {
+            id: self.recipe.id().to_owned(),
+            name: self.recipe.name.clone(),
+            status,
+            steps: self.state.step,
+            epochs: self.state.epoch,
+            select: self.select.map_or("last", Split::name).to_owned(),
+            metric: self.metric.to_owned(),
+            last,
+            best,
+            selected: chosen.map(|step| evaluations_at(&self.metrics.records, step)).unwrap_or_default(),
+            reason: match failure {
+                Some(RunError::Diverged { what, .. }) => Some(what.clone()),
+                _ => None,
+            },
+        }
+    }
+}
+
 /// Whether more of it is better.
 pub(crate) fn higher_is_better(metric: &str) -> bool {
     metric == "accuracy"
+}
+
+/// Whether a value of `metric` beats an old one by more than `delta`. No number beats nothing.
+pub(crate) fn beats(metric: &str, value: f64, old: Option<f64>, delta: f64) -> bool {
+    match old {
+        None => value.is_finite(),
+        Some(old) if higher_is_better(metric) => value > old + delta,
+        Some(old) => value < old - delta,
+    }
+}
+
+/// The values of all evaluations after a step, by `<split>.<metric>`.
+pub(crate) fn evaluations_at(records: &[Record], step: u64) -> BTreeMap<String, f64> {
+    let there = records.iter().filter(|r| r.step == step && matches!(r.split, Split::Val | Split::Test));
+    there.flat_map(|r| r.values.iter().map(|(k, v)| (format!("{}.{k}", r.split.name()), *v))).collect()
 }
 
 /// The best and last values of all records, by `<split>.<metric>`.
@@ -67,11 +138,8 @@ pub(crate) fn extremes(records: &[Record]) -> (BTreeMap<String, f64>, BTreeMap<S
             let key = format!("{}.{metric}", record.split.name());
             last.insert(key.clone(), *value);
             let found = Best { value: *value, epoch: record.epoch, step: record.step };
-            let better = |old: &Best| {
-                if higher_is_better(metric) { found.value > old.value } else { found.value < old.value }
-            };
             // The first of equals stays.
-            if best.get(&key).is_none_or(better) {
+            if beats(metric, *value, best.get(&key).map(|old| old.value), 0.0) {
                 best.insert(key, found);
             }
         }

@@ -20,53 +20,73 @@ struct Curve {
 }
 
 /// What one panel shows.
-struct Panel<'a> {
-    title: &'a str,
+struct Panel {
+    title: String,
     split: Split,
-    metric: &'a str,
+    metric: String,
     factor: f64,
     log: bool,
+    /// Drawn by steps, on a log axis, instead of by epochs.
+    by_step: bool,
 }
 
-/// Draws training loss (log scale) and the test metric of several runs, as SVG.
+/// Draws training loss (log scale) and the test metric of several runs, as SVG. Runs of one epoch are drawn by their
+/// steps; where the loss is all there is to judge by, it is the only panel.
 pub fn curves(runs: &[(String, &Outcome)], path: &Path) -> Result<(), String> {
-    let classes = runs.iter().any(|(_, run)| run.summary.metric == "accuracy");
-    let loss = Panel { title: "training loss", split: Split::Train, metric: "loss", factor: 1.0, log: true };
-    let test = match classes {
-        true => Panel {
-            title: "test accuracy, %",
+    let metric = runs.first().map_or("loss", |(_, run)| run.summary.metric.as_str()).to_owned();
+    let by_step = runs.iter().all(|(_, run)| run.summary.epochs <= 1);
+    let mut panels = vec![Panel {
+        title: "training loss".to_owned(),
+        split: Split::Train,
+        metric: "loss".to_owned(),
+        factor: 1.0,
+        log: true,
+        by_step,
+    }];
+    if metric != "loss" {
+        let share = metric == "accuracy";
+        panels.push(Panel {
+            title: format!("test {metric}{}", if share { ", %" } else { "" }),
             split: Split::Test,
-            metric: "accuracy",
-            factor: 100.0,
-            log: false,
-        },
-        false => Panel {
-            title: "test perplexity",
-            split: Split::Test,
-            metric: "perplexity",
-            factor: 1.0,
-            log: true,
-        },
-    };
+            metric,
+            factor: if share { 100.0 } else { 1.0 },
+            log: !share,
+            by_step,
+        });
+    }
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, (1100, 420)).into_drawing_area();
+        let width = 550 * panels.len() as u32;
+        let area = SVGBackend::with_string(&mut svg, (width, 420)).into_drawing_area();
         area.fill(&WHITE).map_err(|e| e.to_string())?;
-        let halves = area.split_evenly((1, 2));
-        for (half, panel) in halves.iter().zip([loss, test]) {
-            draw(half, &panel, &of(runs, &panel)).map_err(|e| e.to_string())?;
+        let parts = area.split_evenly((1, panels.len()));
+        for (part, panel) in parts.iter().zip(&panels) {
+            draw(part, panel, &of(runs, panel)).map_err(|e| e.to_string())?;
         }
         area.present().map_err(|e| e.to_string())?;
     }
     std::fs::write(path, svg).map_err(|e| format!("{}: {e}", path.display()))
 }
 
+/// Points of a curve by steps: as many as a panel can show apart, evenly spaced on its axis.
+const POINTS: f64 = 400.0;
+
 fn of(runs: &[(String, &Outcome)], panel: &Panel) -> Vec<Curve> {
     let curve = |(label, run): &(String, &Outcome)| {
+        let mut shown = None;
         let records = run.records.iter().filter(|r| r.split == panel.split);
-        let points =
-            records.filter_map(|r| Some((r.epoch as f64, panel.factor * r.values.get(panel.metric)?)));
-        Curve { label: label.clone(), points: points.filter(|(_, y)| y.is_finite()).collect() }
+        let points = records.filter_map(|r| {
+            let x = if panel.by_step { r.step } else { r.epoch } as f64;
+            if panel.by_step {
+                let place = (POINTS * x.ln() / (run.summary.steps.max(2) as f64).ln()) as i64;
+                if shown.replace(place) == Some(place) {
+                    return None;
+                }
+            }
+            Some((x, panel.factor * r.values.get(&panel.metric)?))
+        });
+        let drawable = |y: f64| y.is_finite() && (!panel.log || y > 0.0);
+        Curve { label: label.clone(), points: points.filter(|(_, y)| drawable(*y)).collect() }
     };
     runs.iter().map(curve).collect()
 }
@@ -81,17 +101,18 @@ fn draw(area: &Area, panel: &Panel, curves: &[Curve]) -> Result<(), Box<dyn std:
         return Ok(());
     }
     let mut builder = ChartBuilder::on(area);
-    builder.caption(panel.title, ("sans-serif", 18)).margin(12).x_label_area_size(36).y_label_area_size(58);
+    builder.caption(&panel.title, ("sans-serif", 18)).margin(12).x_label_area_size(36).y_label_area_size(58);
     // One epoch alone still needs an axis of some length.
-    let x = (last - 1.0).min(1.0)..last.max(1.0);
+    let x = if panel.by_step { 1.0..last.max(2.0) } else { (last - 1.0).min(1.0)..last };
+    let dot = if values().count() > 50 * curves.len() { 0 } else { 3 };
     macro_rules! chart {
-        ($y:expr) => {{
-            let mut chart = builder.build_cartesian_2d(x, $y)?;
+        ($x:expr, $y:expr) => {{
+            let mut chart = builder.build_cartesian_2d($x, $y)?;
             chart
                 .configure_mesh()
                 .light_line_style(WHITE.mix(0.0))
                 .bold_line_style(BLACK.mix(0.12))
-                .x_desc("epoch")
+                .x_desc(if panel.by_step { "step" } else { "epoch" })
                 .x_labels(last.min(10.0) as usize)
                 .x_label_formatter(&|x| format!("{x:.0}"))
                 .y_label_formatter(&|y| label(*y))
@@ -99,7 +120,7 @@ fn draw(area: &Area, panel: &Panel, curves: &[Curve]) -> Result<(), Box<dyn std:
                 .draw()?;
             for (curve, colour) in curves.iter().zip(COLOURS.iter().cycle()) {
                 let line =
-                    LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2)).point_size(3);
+                    LineSeries::new(curve.points.iter().copied(), colour.stroke_width(2)).point_size(dot);
                 let colour = *colour;
                 chart
                     .draw_series(line)?
@@ -119,11 +140,12 @@ fn draw(area: &Area, panel: &Panel, curves: &[Curve]) -> Result<(), Box<dyn std:
                 .draw()?;
         }};
     }
-    if panel.log && low > 0.0 {
-        chart!((low * 0.8..high * 1.25).log_scale());
-    } else {
-        let space = ((high - low) * 0.08).max(1e-3);
-        chart!(low - space..high + space);
+    let (logarithmic, space) = (low * 0.8..high * 1.25, ((high - low) * 0.08).max(1e-3));
+    match (panel.by_step, panel.log) {
+        (true, true) => chart!(x.log_scale(), logarithmic.log_scale()),
+        (true, false) => chart!(x.log_scale(), low - space..high + space),
+        (false, true) => chart!(x, logarithmic.log_scale()),
+        (false, false) => chart!(x, low - space..high + space),
     }
     Ok(())
 }

@@ -41,9 +41,18 @@ struct Common {
     /// Show no progress
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
+    log: Option<String>,
 }
 
 impl Common {
+    fn level(&self) -> tracing::Level {
+        let default = if self.quiet { "warn" } else { "info" };
+        // The names that clap lets pass are levels.
+        self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
     fn search(&self) -> Search {
         Search::from_env(self.data.clone(), self.offline)
     }
@@ -125,6 +134,7 @@ fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Re
 
 pub fn main() -> ExitCode {
     let args = Args::parse();
+    taper_train::log::to_stderr(args.common.level());
     if let Some(threads) = args.common.threads
         && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
     {

@@ -1,7 +1,7 @@
 //! A run's folder read back, changing nothing in it.
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
-use super::{Outcome, RunError};
+use super::{Outcome, RunError, timing};
 use crate::recipe::Sections;
 use crate::{Recipe, data};
 use serde::Deserialize;
@@ -50,7 +50,7 @@ pub(crate) fn summary(folder: &Path) -> Result<Option<Summary>, RunError> {
     let advice = "remove it, and the run goes on from its last checkpoint";
     let unread = |e: serde_json::Error| damaged(&path, format!("{e}: {advice}"));
     let summary: Summary = serde_json::from_slice(&text).map_err(unread)?;
-    let (sealed, _) = summary.clone().seal().map_err(unread)?;
+    let sealed = summary.clone().sealed().map_err(unread)?;
     if sealed.sha256 != summary.sha256 {
         let sums = format!("sha256 was {} when it was written, is {}", summary.sha256, sealed.sha256);
         return Err(damaged(&path, format!("{sums}: {advice}")));
@@ -83,7 +83,8 @@ pub(crate) fn finished(folder: &Path, recipe: &Recipe) -> Result<Option<Outcome>
     }
     let records: Vec<Record> = records(folder)?.into_iter().map(|(_, record)| record).collect();
     follows(&summary, &records).map_err(|message| damaged(&path, message))?;
-    Ok(Some(Outcome { folder: folder.to_path_buf(), summary, records, seconds: seconds(folder) }))
+    let (data, seconds) = (manifest(folder)?.data, timing::total(folder));
+    Ok(Some(Outcome { folder: folder.to_path_buf(), summary, records, data, seconds }))
 }
 
 /// Whether the summary is the one of these records.
@@ -97,11 +98,4 @@ pub(crate) fn follows(summary: &Summary, records: &[Record]) -> Result<(), Strin
                   remove summary.json, and the run goes on from its last checkpoint"
             .into()),
     }
-}
-
-/// The seconds that `timing.jsonl` adds up to.
-pub(crate) fn seconds(folder: &Path) -> f64 {
-    let text = fs::read_to_string(folder.join("timing.jsonl")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    lines.filter_map(|line| line["seconds"].as_f64()).sum()
 }

@@ -18,10 +18,13 @@ pub mod compare;
 pub mod data;
 pub mod log;
 pub mod numeric;
+pub mod plan;
 pub mod plot;
 pub mod recipe;
 mod registries;
 pub mod run;
+pub mod stats;
+pub mod sweep;
 pub mod table;
 pub mod verify;
 

@@ -1,10 +1,11 @@
 //! The recipes of the repository: each resolves, and says what the paper's protocol says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use taper_train::Registries;
 use taper_train::recipe::{Average, Map, Recipe, SectionError, Sections, Select, Task};
 
 fn root() -> PathBuf {
@@ -268,6 +269,39 @@ fn ptb_is_table_3() {
     }
     expect("ptb/lstm1-adabelief.yaml", &[("optimizer.eps", "1e-16")]);
     expect("ptb/lstm3-adabelief.yaml", &[("optimizer.eps", "1e-12")]);
+}
+
+#[test]
+fn the_registries_accept_every_recipe() {
+    let registries = Registries::default();
+    for path in recipes() {
+        let recipe = Recipe::load(root().join("recipes").join(&path), &[], &registries);
+        recipe.unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+}
+
+#[test]
+fn the_grids_are_the_papers() {
+    let values = |recipe: &Recipe, key: &str| -> BTreeSet<String> {
+        recipe.runs().iter().map(|run| flat(run)[key].clone()).collect()
+    };
+    let set = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect::<BTreeSet<_>>();
+    for optimizer in ["sgdm", "aegd"] {
+        let recipe = load(&format!("sweeps/mnist-{optimizer}.yaml"));
+        assert_eq!(values(&recipe, "optimizer.lr"), set(&["1.0", "0.5", "0.3", "0.1", "0.01"]));
+        assert_eq!((recipe.runs().len(), recipe.optimizer.name.as_str()), (5, optimizer));
+    }
+    for optimizer in ["adam", "amsgrad", "adabound", "adabelief"] {
+        let recipe = load(&format!("sweeps/mnist-{optimizer}.yaml"));
+        assert_eq!(values(&recipe, "optimizer.lr"), set(&["0.1", "0.05", "0.01", "0.005", "0.001"]));
+        assert_eq!(values(&recipe, "optimizer.beta1"), set(&["0.9", "0.99"]));
+        assert_eq!(values(&recipe, "optimizer.beta2"), set(&["0.99", "0.999"]));
+        assert_eq!((recipe.runs().len(), recipe.optimizer.name.as_str()), (20, optimizer));
+    }
+    let map = load("sweeps/lr-and-c.yaml");
+    assert_eq!(map.optimizer.name, "decgd");
+    let size = |key| values(&map, key).len();
+    assert_eq!(map.runs().len(), size("optimizer.lr") * size("optimizer.c") * size("seed"));
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The command line: one file a command.
 mod bench;
 mod compare;
+mod completions;
 mod data;
 mod optimizers;
 mod plan;
 mod replay;
+mod sweep;
 mod train;
 mod verify;
 
@@ -62,12 +64,14 @@ impl Common {
 enum Command {
     Train(train::Args),
     Plan(plan::Args),
+    Sweep(sweep::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
     Compare(compare::Args),
     Verify(verify::Args),
     Data(data::Args),
     Bench(bench::Args),
+    Completions(completions::Args),
 }
 
 /// Why a command failed: what to print and the exit code.
@@ -143,13 +147,15 @@ pub fn main() -> ExitCode {
     }
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),
-        Command::Plan(command) => plan::run(&command),
+        Command::Plan(command) => plan::run(&command, &args.common),
+        Command::Sweep(command) => sweep::run(&command, &args.common),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
         Command::Compare(command) => compare::run(&command),
         Command::Verify(command) => verify::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
+        Command::Completions(command) => completions::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

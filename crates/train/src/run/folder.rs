@@ -1,9 +1,9 @@
 //! A run's folder read back, changing nothing in it.
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
-use super::{Outcome, RunError, timing};
+use super::{Outcome, RunError, files, timing};
 use crate::recipe::Sections;
-use crate::{Recipe, data};
+use crate::{Recipe, Registries, data};
 use serde::Deserialize;
 use std::fs;
 use std::io::ErrorKind;
@@ -32,6 +32,15 @@ pub(crate) fn recipe(folder: &Path, sections: &dyn Sections) -> Result<Recipe, R
     let path = folder.join("recipe.yaml");
     let text = String::from_utf8(read(&path)?).map_err(|e| damaged(&path, e.to_string()))?;
     Ok(Recipe::parse(&path.display().to_string(), &text, &[], sections)?)
+}
+
+/// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
+pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Path) -> Result<(), RunError> {
+    fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+    match self::recipe(folder, registries) {
+        Ok(same) if same.id() == recipe.id() && same.name == recipe.name => Ok(()),
+        _ => files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes()),
+    }
 }
 
 /// `manifest.json`.

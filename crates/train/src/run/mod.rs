@@ -16,6 +16,7 @@ mod error;
 mod evaluate;
 mod files;
 pub(crate) mod folder;
+mod inspect;
 mod kill;
 mod lock;
 mod manifest;
@@ -30,12 +31,17 @@ mod summary;
 mod task;
 pub(crate) mod tensorboard;
 mod timing;
+mod watch;
 
 pub use error::RunError;
+pub use inspect::{Inspection, Part, inspect};
 pub use metrics::{Record, Split};
 pub use progress::Show;
 pub use summary::{Best, Status, Summary};
+pub use watch::{Tick, Watch};
 
+pub(crate) use files::replace as replace_file;
+pub(crate) use folder::write_recipe;
 pub(crate) use progress::print;
 pub(crate) use timing::peak_megabytes;
 
@@ -50,7 +56,7 @@ use metrics::{Metrics, Values};
 use optimizers::{Optimizers, Time};
 use progress::Progress;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taper_optim::{Accumulator, StepContext, global_norm};
@@ -69,6 +75,10 @@ pub struct Options {
     pub show: Show,
     /// Set it to stop after the current step, with a checkpoint.
     pub stop: Arc<AtomicBool>,
+    /// Whether to wait for another process that is at work on the same run; otherwise that is an error.
+    pub wait: bool,
+    /// Who is told of every step.
+    pub watch: Watch,
 }
 
 impl Default for Options {
@@ -78,6 +88,8 @@ impl Default for Options {
             search: Search::from_env(None, false),
             show: Show::Auto,
             stop: Arc::default(),
+            wait: false,
+            watch: Watch::default(),
         }
     }
 }
@@ -115,16 +127,17 @@ pub(crate) fn run_until(
     until: u64,
 ) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
-    if let Some(outcome) = folder::finished(&folder, recipe)? {
-        let Summary { status, steps, reason, .. } = &outcome.summary;
-        if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
-            // It would diverge again: a run is a function of its recipe.
-            return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
-        }
-        info!("{}: finished before, nothing to do", recipe.name);
+    if let Some(outcome) = finished(recipe, &folder)? {
         return Ok(outcome);
     }
-    Run::open(recipe, registries, options, folder, until)?.train()
+    let lock = Lock::early(&folder, options)?;
+    // While this one waited, another process may have finished it.
+    if lock.is_some()
+        && let Some(outcome) = finished(recipe, &folder)?
+    {
+        return Ok(outcome);
+    }
+    Run::open(recipe, registries, options, folder, lock, until)?.train()
 }
 
 impl Recipe {
@@ -132,6 +145,18 @@ impl Recipe {
     pub fn run(&self) -> Result<Outcome, RunError> {
         run(self, &Registries::default(), &Options::default())
     }
+}
+
+/// The outcome of a run that came to its end before.
+fn finished(recipe: &Recipe, folder: &Path) -> Result<Option<Outcome>, RunError> {
+    let Some(outcome) = folder::finished(folder, recipe)? else { return Ok(None) };
+    let Summary { status, steps, reason, .. } = &outcome.summary;
+    if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
+        // It would diverge again: a run is a function of its recipe.
+        return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
+    }
+    info!("{}: finished before, nothing to do", recipe.name);
+    Ok(Some(outcome))
 }
 
 /// A run under way.
@@ -320,6 +345,7 @@ impl Run<'_> {
         let (raw, lr, epochs) = (batch.raw, self.optimizers.lr() * scheduled, self.epochs);
         self.progress
             .step(step, self.steps, || format!("epoch {epoch}/{epochs}  loss {raw:.4}  lr {lr:.3e}"));
+        self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
         if is_due(Some(train.log_every), step) {
             self.record(Split::Train, vec![("loss", raw), ("lr", lr), ("grad_norm", norm)])?;
         }

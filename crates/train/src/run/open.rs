@@ -24,10 +24,10 @@ impl<'a> Run<'a> {
         registries: &Registries,
         options: &'a Options,
         folder: PathBuf,
+        lock: Option<Lock>,
         until: u64,
     ) -> Result<Self, RunError> {
         let device = device(recipe)?;
-        let lock = Lock::early(&folder)?;
         let mut task = task::of(recipe, registries, &options.search, &device)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
@@ -53,10 +53,10 @@ impl<'a> Run<'a> {
         }
 
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-        let lock = lock.map_or_else(|| Lock::acquire(&folder), Ok)?;
+        let lock = lock.map_or_else(|| Lock::acquire(&folder, options), Ok)?;
         files::remove_strays(&folder)?;
         same_data(&folder, task.provenance())?;
-        files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes())?;
+        folder::write_recipe(recipe, registries, &folder)?;
         files::replace(&folder.join("manifest.json"), &manifest(recipe, &*task, &device))?;
         checkpoint::recover(&folder)?;
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
@@ -128,7 +128,7 @@ fn tensors(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Result<BTreeMap<Str
     }
 }
 
-fn device(recipe: &Recipe) -> Result<Device, RunError> {
+pub(super) fn device(recipe: &Recipe) -> Result<Device, RunError> {
     match recipe.device {
         Where::Auto | Where::Cpu => Ok(Device::Cpu),
         other => {
@@ -176,7 +176,7 @@ fn select(recipe: &Recipe, task: &dyn Task) -> Result<Option<Split>, RunError> {
 const COUNTED: u64 = 10_000;
 
 /// The epochs and steps of a run, for schedules and the progress bar.
-fn length(recipe: &Recipe, task: &dyn Task) -> (u64, u64) {
+pub(super) fn length(recipe: &Recipe, task: &dyn Task) -> (u64, u64) {
     let train = &recipe.train;
     let steps_of = |epoch| task.batches(epoch).div_ceil(train.accumulate.max(1)).max(1);
     let (epochs, steps) = match (train.epochs, train.steps) {

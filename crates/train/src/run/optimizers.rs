@@ -111,11 +111,12 @@ impl Optimizers {
                     .iter()
                     .map(|g| Group { pattern: g.pattern.clone(), overrides: more(&g.overrides, decay) })
                     .collect();
-                Some(entry.build(params.clone(), &more(&hyper, 0.0), &groups)?)
+                let built = entry.build(params.clone(), &more(&hyper, 0.0), &groups);
+                Some(built.map_err(|e| locate(recipe, e))?)
             }
             _ => None,
         };
-        all.insert(0, entry.build(params, &hyper, &groups)?);
+        all.insert(0, entry.build(params, &hyper, &groups).map_err(|e| locate(recipe, e))?);
 
         let schedule = &recipe.schedule;
         let schedules = Schedules::new(&schedule.kind, &schedule.config)
@@ -181,6 +182,11 @@ impl Optimizers {
         self.schedules.rate.state = state;
     }
 
+    /// All of them, the recipe's first.
+    pub fn each(&self) -> impl Iterator<Item = &dyn Optimizer> {
+        self.all.iter().map(|optimizer| &**optimizer)
+    }
+
     /// The recipe's optimizer.
     pub fn main(&self) -> &dyn Optimizer {
         &*self.all[0]
@@ -203,6 +209,15 @@ impl Optimizers {
             optimizer.load_state_dict(&StateDict::from_bytes(bytes)?)?;
         }
         Ok(())
+    }
+}
+
+/// Points at the group of the recipe that the optimizer refuses.
+fn locate(recipe: &Recipe, error: taper_optim::Error) -> RunError {
+    let taper_optim::Error::Group { pattern, .. } = &error else { return error.into() };
+    match recipe.optimizer.groups.iter().position(|group| group.pattern == *pattern) {
+        Some(i) => recipe.error_at(&format!("optimizer.groups[{i}].match"), error.to_string()).into(),
+        None => error.into(),
     }
 }
 

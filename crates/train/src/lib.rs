@@ -17,7 +17,10 @@ pub mod data;
 pub mod plot;
 pub mod recipe;
 mod registries;
+pub mod report;
+pub mod reproduce;
 pub mod run;
+pub mod stats;
 pub mod table;
 
 pub use recipe::Recipe;

@@ -4,6 +4,8 @@ mod data;
 mod optimizers;
 mod plan;
 mod replay;
+mod report;
+mod reproduce;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -52,6 +54,8 @@ enum Command {
     Plan(plan::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
+    Report(report::Args),
+    Reproduce(reproduce::Args),
     Data(data::Args),
     Bench(bench::Args),
 }
@@ -121,6 +125,8 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => plan::run(&command),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
+        Command::Report(command) => report::run(&command),
+        Command::Reproduce(command) => reproduce::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
     };

@@ -64,6 +64,7 @@ impl Task {
             options.insert("verify".into(), section.verify.into());
         }
         let loaded = set.load(&Value::Object(options), search)?;
+        let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
         let (shape, provenance) = (shape(&loaded), loaded.provenance.clone());
         let source = Source::new(recipe, section, loaded)?;
 

@@ -21,6 +21,7 @@ pub mod report;
 pub mod reproduce;
 pub mod run;
 pub mod stats;
+pub mod sweep;
 pub mod table;
 
 pub use recipe::Recipe;

@@ -25,12 +25,16 @@ fn leave(runs: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) -> Path
     for (i, accuracy) in accuracies.iter().enumerate() {
         let (epoch, step) = (i + 1, 100 * (i + 1));
         let loss = 1.0 - accuracy;
-        metrics += &format!("{{\"step\":{step},\"epoch\":{epoch},\"split\":\"train\",\"loss\":{loss},\"lr\":0.01}}\n");
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"train\",\"loss\":{loss},\"lr\":0.01}}\n"
+        );
         metrics += &format!(
             "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"probe\",\"sqrt_f_plus_c\":1.5,\"v_min/w\":1.0,\"v_p01/w\":1.1,\
              \"v_p25/w\":1.2,\"v_p50/w\":1.3,\"v_p75/w\":1.4,\"v_p99/w\":1.5,\"v_max/w\":1.6,\"v_mean/w\":1.3}}\n"
         );
-        metrics += &format!("{{\"step\":{step},\"epoch\":{epoch},\"split\":\"test\",\"loss\":{loss},\"accuracy\":{accuracy}}}\n");
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"test\",\"loss\":{loss},\"accuracy\":{accuracy}}}\n"
+        );
     }
     fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
     if status != "killed" {
@@ -75,7 +79,8 @@ fn tables_are_as_expected_in_every_form() {
 ";
     let found = markdown.split("## Results\n\n").nth(1).unwrap();
     let lines = |text: &str| -> Vec<Vec<String>> {
-        let lines = text.lines().take(6).map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect());
+        let lines =
+            text.lines().take(6).map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect());
         lines.filter(|cells: &Vec<String>| !cells.iter().any(|cell| cell.contains("---"))).collect()
     };
     assert_eq!(lines(found), lines(expected), "{markdown}");
@@ -83,13 +88,38 @@ fn tables_are_as_expected_in_every_form() {
 
     let latex = render(&runs, Form::Latex);
     assert!(latex.contains("\\begin{tabular}{llrrrrrl}\n\\toprule\nnetwork & optimizer & runs"), "{latex}");
-    assert!(latex.contains("mlp & decgd & 2/2 & 96.50 $\\pm$ 6.35 & 2--3 & 96.00 $\\pm$ 12.71 & -- &  \\\\\n\\bottomrule"), "{latex}");
+    assert!(
+        latex.contains(
+            "mlp & decgd & 2/2 & 96.50 $\\pm$ 6.35 & 2--3 & 96.00 $\\pm$ 12.71 & -- &  \\\\\n\\bottomrule"
+        ),
+        "{latex}"
+    );
 
     let csv = render(&runs, Form::Csv);
     let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
-    assert_eq!(rows[0][..10], ["data", "network", "optimizer", "metric", "choice", "runs", "finished", "diverged", "interrupted", "mean"]);
-    assert_eq!(rows[1][..10], ["mnist", "mlp", "adam", "accuracy", "best_on_test", "3", "1", "1", "1", "0.9"]);
-    assert_eq!(rows[4][..10], ["mnist", "mlp", "decgd", "accuracy", "best_on_test", "2", "2", "0", "0", "0.965"]);
+    assert_eq!(
+        rows[0][..10],
+        [
+            "data",
+            "network",
+            "optimizer",
+            "metric",
+            "choice",
+            "runs",
+            "finished",
+            "diverged",
+            "interrupted",
+            "mean"
+        ]
+    );
+    assert_eq!(
+        rows[1][..10],
+        ["mnist", "mlp", "adam", "accuracy", "best_on_test", "3", "1", "1", "1", "0.9"]
+    );
+    assert_eq!(
+        rows[4][..10],
+        ["mnist", "mlp", "decgd", "accuracy", "best_on_test", "2", "2", "0", "0", "0.965"]
+    );
     assert_eq!(rows.len(), 7, "two groups by three choices");
 
     let svg = render(&runs, Form::Svg);
@@ -103,13 +133,20 @@ fn the_validated_value_is_the_test_value_at_the_best_validation_epoch() {
     let run = leave(folder.path(), &recipe, "finished", &[0.90, 0.96, 0.95]);
     let mut metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     for (step, accuracy) in [(100, 0.5), (200, 0.6), (300, 0.7)] {
-        metrics += &format!("{{\"step\":{step},\"epoch\":{},\"split\":\"val\",\"accuracy\":{accuracy}}}\n", step / 100);
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{},\"split\":\"val\",\"accuracy\":{accuracy}}}\n",
+            step / 100
+        );
     }
     fs::write(run.join("metrics.jsonl"), metrics).unwrap();
     let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
     let row = markdown.lines().find(|line| line.contains("sgdm")).unwrap();
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-    assert_eq!(cells[4..8], ["96.00", "2", "95.00", "95.00"], "best on test at epoch 2, last and validated at 3");
+    assert_eq!(
+        cells[4..8],
+        ["96.00", "2", "95.00", "95.00"],
+        "best on test at epoch 2, last and validated at 3"
+    );
 }
 
 #[test]
@@ -117,12 +154,13 @@ fn names_that_are_markup_stay_names() {
     let folder = tempfile::tempdir().unwrap();
     let evil = "</script><script>alert(1)</script>\" onload='x' ${\\input{x}}|`a`\u{202e}";
     leave(folder.path(), &recipe(evil, 1, "{name: decgd, lr: 0.01}", ""), "finished", &[0.5, 0.6, 0.7]);
-    let odd = recipe("b", 2, &format!("{{name: {}, lr: 0.01}}", serde_json::json!("<img src=x onerror=alert(1)>")), "");
-    fs::rename(
-        leave(folder.path(), &Recipe::clone(&odd), "finished", &[0.5]),
-        folder.path().join("odd"),
-    )
-    .unwrap_or_default();
+    let odd = recipe(
+        "b",
+        2,
+        &format!("{{name: {}, lr: 0.01}}", serde_json::json!("<img src=x onerror=alert(1)>")),
+        "",
+    );
+    leave(folder.path(), &odd, "finished", &[0.5]);
     let runs = [folder.path().to_path_buf()];
     let page = render(&runs, Form::Html);
     assert!(!page.contains("<script>alert") && !page.contains("<img"), "markup from a name is on the page");
@@ -141,10 +179,15 @@ fn names_that_are_markup_stay_names() {
 fn damaged_runs_are_read_as_far_as_they_go_and_named() {
     let folder = tempfile::tempdir().unwrap();
     fixture(folder.path());
-    let damaged = leave(folder.path(), &recipe("d", 7, "{name: sgdm, lr: 0.1}", ""), "finished", &[0.5, 0.6, 0.7]);
+    let damaged =
+        leave(folder.path(), &recipe("d", 7, "{name: sgdm, lr: 0.1}", ""), "finished", &[0.5, 0.6, 0.7]);
     let metrics = fs::read_to_string(damaged.join("metrics.jsonl")).unwrap();
     let lines: Vec<&str> = metrics.lines().collect();
-    fs::write(damaged.join("metrics.jsonl"), format!("{}\n{{\"step\": oops}}\n{}\n", lines[..6].join("\n"), lines[6])).unwrap();
+    fs::write(
+        damaged.join("metrics.jsonl"),
+        format!("{}\n{{\"step\": oops}}\n{}\n", lines[..6].join("\n"), lines[6]),
+    )
+    .unwrap();
     fs::write(damaged.join("summary.json"), "{").unwrap();
     let lost = folder.path().join("lost");
     fs::create_dir(&lost).unwrap();
@@ -196,7 +239,8 @@ fn the_command_says_what_it_cannot_do() {
     let folder = tempfile::tempdir().unwrap();
     fixture(folder.path());
     let runs = folder.path().to_str().unwrap();
-    let run = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_taper")).arg("report").args(args).output().unwrap();
+    let run =
+        |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_taper")).arg("report").args(args).output().unwrap();
     for (args, part) in [
         (&["no-such-folder"][..], "no-such-folder"),
         (&[runs, "--out", "x.docx"], "expected a name that ends in .html"),

@@ -2,10 +2,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use taper_train::Registries;
-use taper_train::reproduce::{self, Published, Reduction, Scale, Target};
+use taper_train::reproduce::{Plan, Published, Reduction, Scale, Target};
 
 fn recipes() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
+}
+
+fn plan<'a>(published: &'a Published, scale: Scale, registries: &'a Registries) -> Plan<'a> {
+    let recipes: &Path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes"));
+    Plan { published, scale, recipes, seeds: None, bare: false, sections: registries }
 }
 
 /// The three tables as the paper prints them, columns in its order.
@@ -14,7 +19,8 @@ fn every_published_number_is_there() {
     let published = Published::load(&recipes()).unwrap();
     let seven = ["sgdm", "aegd", "adam", "amsgrad", "adabound", "adabelief", "decgd"];
     let five = ["sgdm", "adam", "adabound", "adabelief", "decgd"];
-    let tables: [(&str, &[&str], &[(&str, &[f64])]); 3] = [
+    type Rows = &'static [(&'static str, &'static [f64])];
+    let tables: [(&str, &[&str], Rows); 3] = [
         (
             "cifar10",
             &seven,
@@ -68,9 +74,15 @@ fn every_published_number_is_there() {
 #[test]
 fn every_cell_has_a_recipe_at_both_scales() {
     let (published, registries) = (Published::load(&recipes()).unwrap(), Registries::default());
-    let counts = [(Target::Mnist, 7), (Target::Cifar10, 14), (Target::Cifar100, 14), (Target::CRobustness, 4), (Target::Ptb, 15)];
+    let counts = [
+        (Target::Mnist, 7),
+        (Target::Cifar10, 14),
+        (Target::Cifar100, 14),
+        (Target::CRobustness, 4),
+        (Target::Ptb, 15),
+    ];
     for (target, count) in counts {
-        let cells = |scale| reproduce::cells(target, &published, scale, &recipes(), None, true, &registries).unwrap();
+        let cells = |scale| plan(&published, scale, &registries).cells(target).unwrap();
         let (paper, cpu) = (cells(Scale::Paper), cells(Scale::Cpu));
         assert_eq!((paper.len(), cpu.len()), (count, count), "{target:?}");
         for cell in &paper {
@@ -85,10 +97,29 @@ fn every_cell_has_a_recipe_at_both_scales() {
             assert_eq!((&cell.row, &cell.column), (&full.row, &full.column));
             // The optimizer is what is compared: the scale leaves it alone.
             assert_eq!(cell.runs[0].optimizer, full.runs[0].optimizer);
-            assert!(cell.reductions.iter().all(|r| !r.setting.starts_with("optimizer.")), "{:?}", cell.reductions);
+            assert!(
+                cell.reductions.iter().all(|r| !r.setting.starts_with("optimizer.")),
+                "{:?}",
+                cell.reductions
+            );
         }
     }
-    let cells = reproduce::cells(Target::Mnist, &published, Scale::Cpu, &recipes(), Some(&[7, 9]), true, &registries).unwrap();
+    let seven = Plan { seeds: Some(&[7, 9]), ..plan(&published, Scale::Cpu, &registries) };
+    let cells = seven.cells(Target::Mnist).unwrap();
+    // DecGD's controls beside it; its own run there is that of its cell.
+    for (target, count) in
+        [(Target::Mnist, 5 * 3), (Target::Cifar10, 8 * 3), (Target::Ptb, 4 * 3), (Target::Cifar100, 0)]
+    {
+        for scale in [Scale::Paper, Scale::Cpu] {
+            let plan = plan(&published, scale, &registries);
+            let controls = plan.controls(target).unwrap();
+            assert_eq!(controls.len(), count);
+            let cells = plan.cells(target).unwrap();
+            let decgd = cells.iter().find(|cell| cell.column == "decgd").unwrap();
+            let shared = |id: &str| controls.iter().any(|control| control.id() == id);
+            assert!(count == 0 || decgd.runs.iter().all(|run| shared(run.id())), "{target:?}");
+        }
+    }
     let seeds: Vec<u64> = cells[0].runs.iter().map(|run| run.seed).collect();
     assert_eq!(seeds, [7, 9]);
     let reduction = |setting: &str, paper: &str, ours: &str| Reduction {
@@ -96,7 +127,10 @@ fn every_cell_has_a_recipe_at_both_scales() {
         paper: paper.into(),
         ours: ours.into(),
     };
-    assert_eq!(cells[0].reductions, [reduction("data.val", "none", "5000"), reduction("train.epochs", "100", "10")]);
+    assert_eq!(
+        cells[0].reductions,
+        [reduction("data.val", "none", "5000"), reduction("train.epochs", "100", "10")]
+    );
 }
 
 #[test]
@@ -106,7 +140,11 @@ fn a_mistake_in_the_file_is_shown_where_it_is() {
         ("tolerance: 0.3", "tolerance: -1", "expected a tolerance above 0"),
         ("tolerance: 0.3", "tolerence: 0.3", "unknown key `tolerence`"),
         ("sgdm: 94.64", "sgdm: fast", "found text `fast`"),
-        ("worse: adabelief, margin: 0.13", "worse: adabeleif, margin: 0.13", "expected cells of a table above"),
+        (
+            "worse: adabelief, margin: 0.13",
+            "worse: adabeleif, margin: 0.13",
+            "expected cells of a table above",
+        ),
         ("shown_by: {within: 1.0}", "shown_by: {nearby: 1.0}", "nearby"),
         ("mnist: ../configs/scale/paper.yaml", "mnist: 3", "expected the path of a layer"),
     ];
@@ -133,19 +171,22 @@ fn verdicts_come_out_of_runs() {
     write("cifar10/net-sgdm.yaml", &format!("{base}optimizer: {{name: sgdm, lr: 0.05}}\n"));
     write("cifar10/net-decgd.yaml", &format!("{base}optimizer: {{name: decgd, lr: 0.01}}\ndevice: cpu\n"));
     write("cifar10/net-adam.yaml", &format!("{base}optimizer: {{name: sgdm, lr: 1e30}}\ntrain: {{epochs: 2, select: test, on_divergence: record}}\n").replacen("train: {epochs: 2, select: test}\n", "", 1));
-    write("cifar10/net-aegd.yaml", "data: {name: cifar10}\nmodel: {name: mlp}\ntrain: {epochs: 1}\noptimizer: {name: aegd, lr: 0.1}\n");
+    write(
+        "cifar10/net-aegd.yaml",
+        "data: {name: cifar10}\nmodel: {name: mlp}\ntrain: {epochs: 1}\noptimizer: {name: aegd, lr: 0.1}\n",
+    );
     write("layers/paper.yaml", "sweep: {seeds: [1, 2]}\n");
     write("layers/cpu.yaml", "train: {epochs: 1}\nsweep: {seeds: [1]}\n");
     write(
         "published.yaml",
         "tables:\n  cifar10:\n    title: T\n    metric: accuracy\n    select: test\n    tolerance: 100.0\n    rows: {net: {sgdm: 50.0, aegd: 50.0, adam: 50.0, decgd: 250.0}}\n\
          claims: []\nmargins: [{table: cifar10, row: net, better: sgdm, worse: decgd, margin: 0.0}]\n\
-         scales: {paper: {cifar10: layers/paper.yaml}, cpu: {cifar10: layers/cpu.yaml}}\n",
+         controls: {}\nscales: {paper: {cifar10: layers/paper.yaml}, cpu: {cifar10: layers/cpu.yaml}}\n",
     );
     let runs = folder.path().join("runs");
     let reproduce = |extra: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_taper"))
-            .args(["reproduce", "cifar10", "-q", "--no-val", "--recipes", recipes.to_str().unwrap()])
+            .args(["reproduce", "cifar10", "-q", "--bare", "--recipes", recipes.to_str().unwrap()])
             .args(["--runs", runs.to_str().unwrap(), "--data", folder.path().to_str().unwrap()])
             .args(extra)
             .env_remove("TAPER_DATA")

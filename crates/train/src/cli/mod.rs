@@ -1,11 +1,13 @@
 //! The command line: one file a command.
 mod bench;
+mod completions;
 mod data;
 mod optimizers;
 mod plan;
 mod replay;
 mod report;
 mod reproduce;
+mod sweep;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -52,12 +54,14 @@ impl Common {
 enum Command {
     Train(train::Args),
     Plan(plan::Args),
+    Sweep(sweep::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
     Report(report::Args),
     Reproduce(reproduce::Args),
     Data(data::Args),
     Bench(bench::Args),
+    Completions(completions::Args),
 }
 
 /// Why a command failed: what to print and the exit code.
@@ -123,12 +127,14 @@ pub fn main() -> ExitCode {
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),
         Command::Plan(command) => plan::run(&command),
+        Command::Sweep(command) => sweep::run(&command, &args.common),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
         Command::Report(command) => report::run(&command),
         Command::Reproduce(command) => reproduce::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
+        Command::Completions(command) => completions::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,11 +1,11 @@
-use super::{Common, Failure, report, train};
+use super::{Common, Failure, report, sweep, train};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use taper_train::report::Form;
-use taper_train::reproduce::{self, Cell, Done, Published, Scale, Target};
-use taper_train::run::{self, Options, RunError, Show};
+use taper_train::reproduce::{self, Cell, Plan, Published, Scale, Target};
+use taper_train::run::{Options, Show, Watch};
+use taper_train::sweep::{Ended, Processes, Sweep, Workers};
 use taper_train::{Recipe, Registries};
 
 /// The paper's tables and claims beside ours, with a verdict on every number
@@ -34,9 +34,10 @@ pub struct Args {
     /// The seeds, in place of the scale's own
     #[arg(long, value_name = "SEED,…", value_delimiter = ',')]
     seeds: Vec<u64>,
-    /// Leaves out the second set of runs that choose by a validation set, where the paper's recipe has none
+    /// Only the paper's own runs: no controls of DecGD, and no second set of runs to choose by a validation set where the
+    /// paper's recipe has none
     #[arg(long)]
-    no_val: bool,
+    bare: bool,
     /// Writes a report too; the ending says what: .html, .md, .tex, .csv, .svg
     #[arg(long, value_name = "FILE")]
     out: Vec<PathBuf>,
@@ -88,46 +89,61 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         ScaleArg::Cpu => Scale::Cpu,
     };
     let published = Published::load(&args.recipes)?;
-    let seeds = Some(&args.seeds[..]).filter(|seeds| !seeds.is_empty());
-    let (mut cells, mut numeric): (Vec<Cell>, Vec<Recipe>) = (Vec::new(), Vec::new());
+    let plan = Plan {
+        published: &published,
+        scale,
+        recipes: &args.recipes,
+        seeds: Some(&args.seeds[..]).filter(|seeds| !seeds.is_empty()),
+        bare: args.bare,
+        sections: &registries,
+    };
+    // All recipes are read before the first is trained: a mistake in the last shows at once.
+    let (mut cells, mut controls, mut numeric) = (Vec::new(), Vec::new(), Vec::new());
     for target in targets(&args.targets) {
         match target {
-            Target::Numeric => {
-                numeric = reproduce::numeric_recipes(&published, scale, &args.recipes, &registries)?;
+            Target::Numeric => numeric = plan.numeric()?,
+            target => {
+                cells.extend(plan.cells(target)?);
+                controls.extend(plan.controls(target)?);
             }
-            target => cells.extend(reproduce::cells(
-                target,
-                &published,
-                scale,
-                &args.recipes,
-                seeds,
-                !args.no_val,
-                &registries,
-            )?),
         }
     }
-    // All recipes are read before the first is trained: a mistake in the last shows at once.
-    let of_cells = cells.iter().flat_map(|cell| cell.runs.iter().chain(&cell.validated));
-    let recipes: Vec<Recipe> = numeric.iter().chain(of_cells).cloned().collect();
+    let of_cells = cells.iter().flat_map(|cell: &Cell| cell.runs.iter().chain(&cell.validated));
+    let recipes: Vec<Recipe> = numeric.iter().chain(of_cells).chain(&controls).cloned().collect();
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: train::stop_on_interrupt(),
+        watch: Watch::default(),
     };
+    let mut sweep = Sweep::open(&recipes, &options)?;
     if !common.quiet {
-        announce(&cells, &numeric, &recipes, &options, scale);
+        announce(&cells, &numeric, &controls, &sweep, args, scale);
     }
     if args.dry_run {
         return Ok(());
     }
-    let done = execute(&recipes, &registries, &options)?;
+    let processes = Processes {
+        jobs: usize::from(args.jobs),
+        threads: common.threads.unwrap_or_else(sweep::cores),
+        program: sweep::program()?,
+        args: sweep::run_args(common),
+    };
+    if sweep.run(&registries, &Workers::Processes(processes))? == Ended::Interrupted {
+        let (left, all) = (sweep.missing().count(), sweep.runs().len());
+        let message = format!("stopped with {left} of {all} runs to do; the same command goes on");
+        return Err(Failure { message, code: 130 });
+    }
     let mut problems = Vec::new();
-    let with_numeric = !numeric.is_empty();
-    let numeric = with_numeric.then(|| reproduce::numeric(&published, &numeric, &done, &mut problems));
-    let outcomes = reproduce::outcomes(cells, &done, &mut problems);
+    let numeric = match numeric.is_empty() {
+        true => None,
+        false => Some(reproduce::numeric(&published, &numeric, &sweep, &mut problems)),
+    };
+    let outcomes = reproduce::outcomes(cells, &sweep, &mut problems);
+    let controls = reproduce::controls(&controls, &sweep, &mut problems);
     problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
-    let document = reproduce::document(scale, &published, &outcomes, numeric.as_ref(), &problems);
+    let document = reproduce::document(scale, &published, &outcomes, numeric.as_ref(), &controls, &problems);
     for (path, form) in args.out.iter().zip(forms) {
         report::write(&document, form, Some(path))?;
     }
@@ -161,49 +177,30 @@ fn targets(given: &[TargetArg]) -> BTreeSet<Target> {
 }
 
 /// What will be done, before it is done.
-fn announce(cells: &[Cell], numeric: &[Recipe], recipes: &[Recipe], options: &Options, scale: Scale) {
+fn announce(
+    cells: &[Cell],
+    numeric: &[Recipe],
+    controls: &[Recipe],
+    sweep: &Sweep,
+    args: &Args,
+    scale: Scale,
+) {
+    if !numeric.is_empty() {
+        eprintln!("numeric: {} runs of three functions", numeric.len());
+    }
     for target in Target::ALL {
         let of: Vec<&Cell> = cells.iter().filter(|cell| cell.target == target).collect();
-        let (what, runs) = match target {
-            Target::Numeric if numeric.is_empty() => continue,
-            Target::Numeric => ("functions and controls".to_owned(), numeric.len()),
-            _ if of.is_empty() => continue,
-            _ => {
-                let seeds = of[0].runs.len();
-                let runs = of.iter().map(|cell| cell.runs.len() + cell.validated.len()).sum();
-                (format!("{} cells, {seeds} seeds each", of.len()), runs)
-            }
+        let Some(first) = of.first() else { continue };
+        let validated = if of.iter().any(|cell| !cell.validated.is_empty()) {
+            ", and again with a validation set"
+        } else {
+            ""
         };
-        eprintln!("{}: {what}, {runs} runs", target.name());
+        eprintln!("{}: {} cells by {} seeds{validated}", target.name(), of.len(), first.runs.len());
     }
-    let ids: BTreeSet<&str> = recipes.iter().map(Recipe::id).collect();
-    let is_done = |recipe: &&Recipe| options.runs.join(recipe.directory()).join("summary.json").is_file();
-    let before: BTreeSet<&str> = recipes.iter().filter(is_done).map(Recipe::id).collect();
-    eprintln!(
-        "scale {}: {} runs in {}, {} of them begun or done before",
-        scale.name(),
-        ids.len(),
-        options.runs.display(),
-        before.len()
-    );
-}
-
-/// Does what is missing; a run that fails or diverges stops no other.
-fn execute(recipes: &[Recipe], registries: &Registries, options: &Options) -> Result<Vec<Done>, Failure> {
-    let mut done = Vec::new();
-    for recipe in recipes {
-        let folder = options.runs.join(recipe.directory());
-        let failure = match run::run(recipe, registries, options) {
-            Ok(_) | Err(RunError::Diverged { .. }) => None,
-            Err(e @ RunError::Interrupted { .. }) if options.stop.load(Ordering::Relaxed) => {
-                return Err(e.into());
-            }
-            Err(e) => Some(e.to_string()),
-        };
-        if let Some(failure) = failure.as_ref().filter(|_| options.show != Show::Quiet) {
-            eprintln!("{}: {failure}", recipe.name);
-        }
-        done.push(Done { id: recipe.id().to_owned(), folder, failure });
+    if !controls.is_empty() {
+        eprintln!("controls of DecGD: {} runs", controls.len());
     }
-    Ok(done)
+    let (left, all) = (sweep.missing().count(), sweep.runs().len());
+    eprintln!("scale {}: {left} of {all} runs to do in {}", scale.name(), args.runs.display());
 }

@@ -2,9 +2,10 @@ use super::{Common, Failure};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use taper_train::run::{self, Options, Outcome, Show, Status};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use taper_train::run::{self, Options, Outcome, Show, Status, Watch};
 use taper_train::table::Table;
 use taper_train::{Recipe, Registries, plot};
 
@@ -26,6 +27,9 @@ pub struct Args {
     /// The folder of all runs
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
+    /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
+    #[arg(long, hide = true)]
+    worker: bool,
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
@@ -36,9 +40,13 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
         stop: stop_on_interrupt(),
+        watch: if args.worker { tell_steps() } else { Watch::default() },
     };
+    if args.worker {
+        stop_with_input(options.stop.clone());
+    }
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
@@ -50,6 +58,28 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Steps as lines of JSON on standard output, as often as a person could follow.
+fn tell_steps() -> Watch {
+    const EVERY: Duration = Duration::from_millis(100);
+    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    Watch::new(move |tick| {
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if tick.step == tick.steps || told.is_none_or(|told| told.elapsed() >= EVERY) {
+            *told = Some(Instant::now());
+            // A sweep that no longer listens has closed the input too, which ends the run.
+            let _ = writeln!(std::io::stdout(), "{}", serde_json::json!(tick));
+        }
+    })
+}
+
+/// Sets `stop` at the end of standard input: when the sweep says so, and when it dies.
+fn stop_with_input(stop: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 /// The first interrupt asks the run to stop after its step; the second ends the process at once.
@@ -107,7 +137,7 @@ fn report(
     let runs: Vec<(String, &Outcome)> =
         outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();
     plot::curves(&runs, &picture).map_err(|e| Failure::other(format!("error: {e}")))?;
-    if common.quiet {
+    if common.quiet || args.worker {
         return Ok(());
     }
     let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();

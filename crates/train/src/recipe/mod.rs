@@ -197,6 +197,15 @@ impl Recipe {
         &self.id
     }
 
+    /// The id that this run would have without a seed: runs that differ in nothing else share it.
+    pub fn configuration(&self) -> String {
+        let mut settings = self.resolved.clone();
+        if let Value::Object(entries) = &mut settings {
+            entries.shift_remove("seed");
+        }
+        id::id(&settings)
+    }
+
     /// The name of the run's directory: `<name>-<id>`.
     pub fn directory(&self) -> String {
         format!("{}-{}", self.spec.name, self.id)

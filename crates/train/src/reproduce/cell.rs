@@ -58,61 +58,69 @@ pub struct Reduction {
     pub ours: String,
 }
 
-/// The cells of a target. `recipes` is the folder with `published.yaml`, `seeds` replaces the scale's own, and
-/// `validation` adds the runs that choose by a validation set.
-pub fn cells(
-    target: Target,
-    published: &Published,
-    scale: Scale,
-    recipes: &Path,
-    seeds: Option<&[u64]>,
-    validation: bool,
-    sections: &dyn Sections,
-) -> Result<Vec<Cell>, RecipeError> {
-    let source = Source { published, scale, recipes, seeds, validation, sections };
-    let mut out = Vec::new();
-    match published.tables.get(target.name()) {
-        Some(table) => {
+/// What to run, and how.
+#[derive(Clone, Copy)]
+pub struct Plan<'a> {
+    /// What is published.
+    pub published: &'a Published,
+    /// How much of it to do.
+    pub scale: Scale,
+    /// The folder of recipes.
+    pub recipes: &'a Path,
+    /// The seeds in place of the scale's own.
+    pub seeds: Option<&'a [u64]>,
+    /// The paper's own runs only: no controls, and no second set of runs to choose by a validation set.
+    pub bare: bool,
+    /// What recipes may name.
+    pub sections: &'a dyn Sections,
+}
+
+impl Plan<'_> {
+    /// The cells of a target.
+    pub fn cells(&self, target: Target) -> Result<Vec<Cell>, RecipeError> {
+        let mut out = Vec::new();
+        if let Some(table) = self.published.tables.get(target.name()) {
             for (row, columns) in &table.rows.0 {
                 for (column, number) in &columns.0 {
                     let file = format!("{}/{row}-{column}.yaml", target.name());
                     let expected = Expected::Value { published: *number, tolerance: table.tolerance };
-                    out.extend(source.cells(target, &file, row, Some(column), expected)?);
+                    out.extend(self.cells_of(target, &file, row, Some(column), expected)?);
                 }
             }
+            return Ok(out);
         }
         // A target without a table is its first claim.
-        None => {
-            for claim in published.claims_of(target).take(1) {
-                let expected = match claim.shown_by {
-                    Shown::AtLeast(bound) => Expected::AtLeast(bound),
-                    Shown::Within(within) => Expected::Near { best: None, within },
-                    Shown::Ahead(_) | Shown::Faster => continue,
-                };
-                for file in &claim.recipes {
-                    let stem = Path::new(file).file_stem().and_then(|s| s.to_str()).unwrap_or(file);
-                    let (row, column) = stem.split_once('-').unwrap_or((stem, stem));
-                    let column = (target != Target::CRobustness).then_some(column);
-                    out.extend(source.cells(target, file, row, column, expected)?);
-                }
+        for claim in self.published.claims_of(target).take(1) {
+            let expected = match claim.shown_by {
+                Shown::AtLeast(bound) => Expected::AtLeast(bound),
+                Shown::Within(within) => Expected::Near { best: None, within },
+                Shown::Ahead(_) | Shown::Faster => continue,
+            };
+            for file in &claim.recipes {
+                let stem = Path::new(file).file_stem().and_then(|s| s.to_str()).unwrap_or(file);
+                let (row, column) = stem.split_once('-').unwrap_or((stem, stem));
+                let column = (target != Target::CRobustness).then_some(column);
+                out.extend(self.cells_of(target, file, row, column, expected)?);
             }
         }
+        Ok(out)
     }
-    Ok(out)
-}
 
-struct Source<'a> {
-    published: &'a Published,
-    scale: Scale,
-    recipes: &'a Path,
-    seeds: Option<&'a [u64]>,
-    validation: bool,
-    sections: &'a dyn Sections,
-}
+    /// The runs that stand beside DecGD in a target's figures.
+    pub fn controls(&self, target: Target) -> Result<Vec<Recipe>, RecipeError> {
+        match self.published.controls.get(target.name()).filter(|_| !self.bare) {
+            Some(control) => {
+                let path = self.recipes.join(&control.recipe);
+                let paper = Recipe::load(&path, &[], self.sections)?;
+                let layer = self.published.layer(self.scale.name(), target, &control.row, self.recipes);
+                Ok(self.scaled(&path, &paper, layer.as_deref(), &[])?.runs().to_vec())
+            }
+            None => Ok(Vec::new()),
+        }
+    }
 
-impl Source<'_> {
     /// The cells of one recipe file: one, or as many as its sweep has configurations, which then name the columns.
-    fn cells(
+    fn cells_of(
         &self,
         target: Target,
         file: &str,
@@ -126,7 +134,7 @@ impl Source<'_> {
         let scaled = self.scaled(&path, &paper, layer.as_deref(), &[])?;
         let needs = matches!(&paper.data, Some(Data { val: None, .. })) && !is_text(&paper);
         let has = scaled.data.as_ref().is_some_and(|data| data.val.is_some());
-        let validated = match self.validation && needs && !has {
+        let validated = match !self.bare && needs && !has {
             true => self
                 .scaled(&path, &paper, layer.as_deref(), &["data.val=0.1", "train.select=val"])?
                 .runs()

@@ -10,11 +10,11 @@ mod outcome;
 mod published;
 pub mod verdict;
 
-pub use cell::{Cell, Reduction, Scale, cells};
+pub use cell::{Cell, Plan, Reduction, Scale};
 pub use claim::{Checked, check};
-pub use numeric::{Numeric, document as numeric, recipes as numeric_recipes};
-pub use outcome::{Done, Outcome, document, outcomes};
-pub use published::{Claim, Margin, Ordered, Published, PublishedTable, Shown};
+pub use numeric::{Numeric, numeric};
+pub use outcome::{Outcome, controls, document, outcomes};
+pub use published::{Claim, Control, Margin, Ordered, Published, PublishedTable, Shown};
 
 use serde::{Deserialize, Serialize};
 

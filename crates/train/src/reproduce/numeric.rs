@@ -3,17 +3,17 @@
 //! Iteration 0 is the starting point. A training line of step t has the value before that step, iteration t − 1; the last
 //! value is the evaluation after the last step.
 use super::claim::Checked;
-use super::outcome::Done;
+use super::outcome::read;
 use super::published::{Published, Shown};
 use super::verdict::Verdict;
-use super::{Scale, Target};
+use super::{Plan, Target};
 use crate::plot::short;
-use crate::recipe::{Recipe, RecipeError, Sections};
-use crate::report::{self, Block, Run};
+use crate::recipe::{Recipe, RecipeError};
+use crate::report::{Block, Run};
 use crate::run::{Split, Status};
+use crate::sweep::Sweep;
 use crate::table::Table;
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The functions: the paper's two, and Rosenbrock's in its usual form.
@@ -32,27 +32,23 @@ const THRESHOLDS: [f64; 4] = [1.0, 1e-4, 1e-6, 1e-8];
 /// The claim "faster" is about the iterations up to here; the paper does not say how far its figure goes.
 const CLAIMED: usize = 10_000;
 
-/// The runs of the experiment, and those of its controls.
-pub fn recipes(
-    published: &Published,
-    scale: Scale,
-    folder: &Path,
-    sections: &dyn Sections,
-) -> Result<Vec<Recipe>, RecipeError> {
-    let layer = published.layer(scale.name(), Target::Numeric, "", folder);
-    let load = |file: &str| {
-        let layers: Vec<String> = [Some(folder.join(file)), layer.clone()]
-            .into_iter()
-            .flatten()
-            .map(|p| p.display().to_string())
-            .collect();
-        let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str()).unwrap_or(file);
-        let text = serde_json::json!({ "extends": layers, "name": stem }).to_string();
-        Recipe::parse(file, &text, &[], sections)
-    };
-    let mut out = FILES.iter().map(|file| load(file)).collect::<Result<Vec<_>, _>>()?;
-    out.push(Recipe::load(folder.join(CONTROLS), &[], sections)?);
-    Ok(out.iter().flat_map(|recipe| recipe.runs().to_vec()).collect())
+impl Plan<'_> {
+    /// The runs of the numeric experiments, and those of their controls.
+    pub fn numeric(&self) -> Result<Vec<Recipe>, RecipeError> {
+        let layer = self.published.layer(self.scale.name(), Target::Numeric, "", self.recipes);
+        let load = |file: &str| {
+            let layers = [Some(self.recipes.join(file)), layer.clone()].into_iter().flatten();
+            let layers: Vec<String> = layers.map(|path| path.display().to_string()).collect();
+            let stem = Path::new(file).file_stem().and_then(|stem| stem.to_str()).unwrap_or(file);
+            let text = serde_json::json!({ "extends": layers, "name": stem }).to_string();
+            Recipe::parse(file, &text, &[], self.sections)
+        };
+        let mut out = FILES.iter().map(|file| load(file)).collect::<Result<Vec<_>, _>>()?;
+        if !self.bare {
+            out.push(Recipe::load(self.recipes.join(CONTROLS), &[], self.sections)?);
+        }
+        Ok(out.iter().flat_map(|recipe| recipe.runs().to_vec()).collect())
+    }
 }
 
 /// What the numeric experiments came to.
@@ -135,24 +131,15 @@ const ADAM: &str = "adam 0.001";
 const DECGD: [&str; 2] = ["decgd 1e-5, x0 = 0", "decgd 1e-5, x0 = x1"];
 
 /// Reads the runs, and makes tables and verdicts of them.
-pub fn document(
+pub fn numeric(
     published: &Published,
     recipes: &[Recipe],
-    done: &[Done],
+    sweep: &Sweep,
     problems: &mut Vec<String>,
 ) -> Numeric {
     let mut out = Numeric::default();
-    let mut failures = Vec::new();
-    let folders: BTreeMap<&str, &Done> = done.iter().map(|done| (done.id.as_str(), done)).collect();
-    for done in recipes.iter().filter_map(|recipe| folders.get(recipe.id())) {
-        failures.extend(done.failure.clone().filter(|failure| !failures.contains(failure)));
-        if done.folder.join("recipe.yaml").is_file() {
-            match report::read(&done.folder, problems) {
-                Ok(run) => out.runs.push(run),
-                Err(problem) => problems.push(problem),
-            }
-        }
-    }
+    let (runs, mut failures) = read(recipes, sweep, problems);
+    out.runs = runs;
     let curves: Vec<Curve> =
         out.runs.iter().map(Curve::of).filter(|curve| !curve.values.is_empty()).collect();
     if curves.is_empty() {

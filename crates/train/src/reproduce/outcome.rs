@@ -5,24 +5,13 @@ use super::numeric::Numeric;
 use super::verdict::{Expected, Found, Verdict, judge};
 use super::{Published, Target};
 use crate::Recipe;
-use crate::report::{self, Block, Choice, Document, Group, Runs, Section, amount};
+use crate::report::{self, Block, Choice, Document, Group, Run, Runs, Section, amount};
 use crate::run::Status;
 use crate::stats::Interval;
+use crate::sweep::{State, Sweep};
 use crate::table::Table;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-
-/// What there is of a recipe after all was tried.
-#[derive(Clone, Debug)]
-pub struct Done {
-    /// The recipe's id.
-    pub id: String,
-    /// Where its run lies, whether it finished or not.
-    pub folder: PathBuf,
-    /// Why it has no result.
-    pub failure: Option<String>,
-}
 
 /// A cell with its results.
 #[derive(Clone, Debug)]
@@ -88,33 +77,38 @@ impl Outcome {
     }
 }
 
-/// Reads the runs of the cells and judges them. `done` says what became of every recipe that was tried.
-pub fn outcomes(cells: Vec<Cell>, done: &[Done], problems: &mut Vec<String>) -> Vec<Outcome> {
-    let done: BTreeMap<&str, &Done> = done.iter().map(|done| (done.id.as_str(), done)).collect();
+/// What the runs of some recipes left, and why some left nothing.
+pub(super) fn read(recipes: &[Recipe], sweep: &Sweep, problems: &mut Vec<String>) -> (Vec<Run>, Vec<String>) {
+    let (mut runs, mut failures) = (Vec::new(), Vec::new());
+    for recipe in recipes {
+        let Some(tried) = sweep.runs().iter().find(|run| run.recipe.id() == recipe.id()) else { continue };
+        if let State::Failed(message) = &tried.state
+            && !failures.contains(message)
+        {
+            failures.push(message.clone());
+        }
+        if tried.folder.join("metrics.jsonl").is_file() {
+            match report::read(&tried.folder, problems) {
+                Ok(run) => runs.push(run),
+                Err(problem) => problems.push(problem),
+            }
+        }
+    }
+    (runs, failures)
+}
+
+/// Reads the runs of the cells and judges them.
+pub fn outcomes(cells: Vec<Cell>, sweep: &Sweep, problems: &mut Vec<String>) -> Vec<Outcome> {
     let mut out: Vec<Outcome> = Vec::new();
     for cell in cells {
         let mut group = |recipes: &[Recipe]| {
-            let mut failure = None;
-            let mut runs = Vec::new();
-            for done in recipes.iter().filter_map(|recipe| done.get(recipe.id())) {
-                failure = failure.or(done.failure.clone());
-                if done.folder.join("recipe.yaml").is_file() {
-                    match report::read(&done.folder, problems) {
-                        Ok(run) => runs.push(run),
-                        Err(problem) => problems.push(problem),
-                    }
-                }
-            }
+            let (runs, failures) = read(recipes, sweep, problems);
             let optimizer = recipes.first().map_or(String::new(), |recipe| recipe.optimizer.name.clone());
-            (Group { label: cell.column.clone(), optimizer, style: 0, runs }, failure)
+            (Group { label: cell.column.clone(), optimizer, style: 0, runs }, failures.join("; "))
         };
-        let (runs, failure) = group(&cell.runs);
-        let (validated, _) = group(&cell.validated);
+        let ((runs, reason), (validated, _)) = (group(&cell.runs), group(&cell.validated));
         let subset = runs.runs.iter().find_map(|run| run.subset.clone());
-        let mut outcome =
-            Outcome { cell, runs, validated, verdict: Verdict::NotRun, reason: String::new(), subset };
-        outcome.reason = failure.unwrap_or_default();
-        out.push(outcome);
+        out.push(Outcome { cell, runs, validated, verdict: Verdict::NotRun, reason, subset });
     }
     let bests = best_means(&out);
     for outcome in &mut out {
@@ -168,12 +162,18 @@ fn best_means(outcomes: &[Outcome]) -> BTreeMap<String, f64> {
     best
 }
 
+/// The runs of the controls, as far as they left something.
+pub fn controls(recipes: &[Recipe], sweep: &Sweep, problems: &mut Vec<String>) -> Vec<Run> {
+    read(recipes, sweep, problems).0
+}
+
 /// The report: for every target its table and claims, then curves and recipes of all runs.
 pub fn document(
     scale: Scale,
     published: &Published,
     outcomes: &[Outcome],
     numeric: Option<&Numeric>,
+    controls: &[Run],
     problems: &[String],
 ) -> Document {
     let title = match scale {
@@ -200,15 +200,8 @@ pub fn document(
         document.sections.push(Section::new(section_title(target), blocks));
     }
     let groups = outcomes.iter().flat_map(|o| [&o.runs, &o.validated]);
-    let runs = Runs {
-        runs: numeric
-            .iter()
-            .flat_map(|n| n.runs.iter())
-            .chain(groups.flat_map(|g| &g.runs))
-            .cloned()
-            .collect(),
-        problems: problems.to_vec(),
-    };
+    let all = numeric.iter().flat_map(|n| &n.runs).chain(groups.flat_map(|g| &g.runs)).chain(controls);
+    let runs = Runs { runs: all.cloned().collect(), problems: problems.to_vec() };
     let tasks = report::tasks(&runs.runs);
     document.sections.extend(report::sections(&tasks, &runs));
     document
@@ -269,7 +262,7 @@ fn cells_table(target: Target, published: &Published, outcomes: &[&Outcome]) -> 
     );
     if outcomes.iter().any(|o| o.estimate(Choice::Validated).is_none() && o.estimate(Choice::Last).is_some())
     {
-        table.note("–: the paper's recipe has no validation set, and the runs with one were left out or did not finish.");
+        table.note("–: the paper's recipe has no validation set, and the runs with one were left out (--bare) or did not finish.");
     }
     if outcomes.iter().any(|o| !o.validated.runs.is_empty()) {
         table.note("Chosen on validation: other runs of the same recipe, with a tenth of the training set put aside.");

@@ -50,6 +50,8 @@ pub struct Published {
     pub claims: Vec<Claim>,
     /// Differences that the text names.
     pub margins: Vec<Margin>,
+    /// What stands beside DecGD in the figures, by target.
+    pub controls: Ordered<Control>,
     /// The layers of each scale, by target; a value is a path or a map of paths by row.
     scales: Ordered<Ordered<Value>>,
 }
@@ -98,6 +100,16 @@ pub enum Shown {
     Ahead(Vec<String>),
     /// DecGD's value is below Adam's; checked on the numeric problems.
     Faster,
+}
+
+/// Runs that no number is held against.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a control (a map of keys)")]
+pub struct Control {
+    /// The recipe, from the folder of recipes.
+    pub recipe: String,
+    /// The row whose scale it takes.
+    pub row: String,
 }
 
 /// A difference that the text names.

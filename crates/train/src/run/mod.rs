@@ -13,23 +13,28 @@
 mod checkpoint;
 mod error;
 mod files;
+mod lock;
 mod metrics;
 mod optimizers;
 mod progress;
 mod summary;
 mod task;
 mod tensorboard;
+mod watch;
 
 pub use error::RunError;
+pub(crate) use files::replace as replace_file;
 pub use metrics::{Record, Split};
 pub use progress::Show;
 pub use summary::{Best, Status, Summary};
+pub use watch::{Tick, Watch};
 
 use crate::data::Search;
 use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use checkpoint::{State, Sums};
+use lock::Lock;
 use metrics::Metrics;
 use optimizers::{Optimizers, Time};
 use progress::Progress;
@@ -55,6 +60,8 @@ pub struct Options {
     pub show: Show,
     /// Set it to stop after the current step, with a checkpoint.
     pub stop: Arc<AtomicBool>,
+    /// Who is told of every step.
+    pub watch: Watch,
 }
 
 impl Default for Options {
@@ -64,6 +71,7 @@ impl Default for Options {
             search: Search::from_env(None, false),
             show: Show::Auto,
             stop: Arc::default(),
+            watch: Watch::default(),
         }
     }
 }
@@ -85,6 +93,10 @@ pub struct Outcome {
 /// finished.
 pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
+    let waiting = || eprintln!("{}: another process works on this run; waiting for it", recipe.name);
+    let Some(_lock) = Lock::take(&folder, &options.stop, waiting)? else {
+        return Err(RunError::Interrupted { step: 0 });
+    };
     if let Some(outcome) = finished(&folder)? {
         let Summary { status, steps, reason, .. } = &outcome.summary;
         if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
@@ -97,6 +109,18 @@ pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Resul
         return Ok(outcome);
     }
     Run::open(recipe, registries, options, folder)?.train()
+}
+
+/// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
+pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Path) -> Result<(), RunError> {
+    fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+    let path = folder.join("recipe.yaml");
+    let written = fs::read_to_string(&path).ok();
+    let read = written.and_then(|text| Recipe::parse("recipe.yaml", &text, &[], registries).ok());
+    match read {
+        Some(same) if same.id() == recipe.id() && same.name == recipe.name => Ok(()),
+        _ => files::replace(&path, recipe.to_yaml().as_bytes()),
+    }
 }
 
 /// The outcome of a run that came to its end.
@@ -192,7 +216,7 @@ impl<'a> Run<'a> {
         };
 
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-        files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes())?;
+        write_recipe(recipe, registries, &folder)?;
         files::replace(&folder.join("manifest.json"), &manifest(recipe, &task, &device))?;
         let loaded = checkpoint::newest(&folder, |warning| eprintln!("{}: {warning}", recipe.name))?;
         let mut state = State::default();
@@ -339,6 +363,8 @@ impl<'a> Run<'a> {
                 let (epochs, lr) = (self.epochs, self.optimizers.lr(&time));
                 self.progress
                     .step(step, self.steps, || format!("epoch {epoch}/{epochs}  loss {raw:.4}  lr {lr:.3e}"));
+                let (steps, loss) = (self.steps, raw);
+                self.options.watch.tick(Tick { step, steps, epoch, epochs, loss });
                 if train.log_every > 0 && step.is_multiple_of(train.log_every) {
                     let values = [("loss", raw), ("lr", lr), ("grad_norm", norm)];
                     self.record(Split::Train, epoch, values)?;

@@ -1,0 +1,197 @@
+//! What the user sees of a sweep: on a terminal a bar a running job and the grid as it fills, else a line a run.
+use super::cell::shown;
+use super::{Run, State, Sweep};
+use crate::run::{Show, Status, Tick};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::collections::{BTreeMap, HashMap};
+use std::io::IsTerminal;
+
+/// More rows than this leave no room for the bars; the others are counted.
+const ROWS: usize = 16;
+
+pub(super) struct View {
+    quiet: bool,
+    total: usize,
+    done: usize,
+    screen: Option<Screen>,
+}
+
+/// Bars and grid on a terminal.
+struct Screen {
+    all: MultiProgress,
+    jobs: BTreeMap<usize, ProgressBar>,
+    overall: ProgressBar,
+    /// The row of each run, its place in the row, and the rows' bars.
+    place: Vec<(usize, usize)>,
+    rows: Vec<(ProgressBar, String, Vec<String>)>,
+}
+
+impl View {
+    pub fn new(sweep: &Sweep) -> Self {
+        let quiet = sweep.options.show == Show::Quiet;
+        let total = sweep.runs.len();
+        let done = total - sweep.missing().count();
+        let terminal = !quiet && std::io::stderr().is_terminal();
+        let screen = terminal.then(|| Screen::new(sweep, done));
+        let view = Self { quiet, total, done, screen };
+        if done > 0 {
+            view.line(&format!("{done} of {total} runs were done before"));
+        }
+        view
+    }
+
+    pub fn started(&mut self, run: &Run, index: usize) {
+        let label = run.label();
+        match &mut self.screen {
+            Some(screen) => screen.started(&label, index),
+            None => self.line(&format!("{label}: started")),
+        }
+    }
+
+    pub fn tick(&mut self, index: usize, tick: Tick) {
+        if let Some(bar) = self.screen.as_ref().and_then(|screen| screen.jobs.get(&index)) {
+            bar.set_length(tick.steps);
+            bar.set_position(tick.step);
+            bar.set_message(format!("epoch {}/{}  loss {:.4}", tick.epoch, tick.epochs, tick.loss));
+        }
+    }
+
+    /// A run has ended, with what its state says.
+    pub fn ended(&mut self, sweep: &Sweep, index: usize) {
+        let run = &sweep.runs[index];
+        self.done += usize::from(run.state != State::Missing);
+        if let Some(screen) = &mut self.screen {
+            screen.ended(run, index);
+            screen.overall.set_position(self.done as u64);
+        }
+        let (done, total, label) = (self.done, self.total, run.label());
+        match &run.state {
+            State::Missing => self.line(&format!("{label}: stopped; the same command goes on from there")),
+            State::Failed(message) => self.line(&format!("[{done}/{total}] {label}: failed: {message}")),
+            State::Done(_) if self.screen.is_some() => {}
+            State::Done(_) => self.line(&format!("[{done}/{total}] {label}: {}", outcome(run))),
+        }
+    }
+
+    /// A line that stays.
+    fn line(&self, text: &str) {
+        match &self.screen {
+            Some(screen) => {
+                // A terminal that went away has nobody to tell.
+                let _ = screen.all.println(text);
+            }
+            None if self.quiet => {}
+            None => eprintln!("{text}"),
+        }
+    }
+
+    pub fn finish(&self) {
+        if let Some(screen) = &self.screen {
+            let _ = screen.all.clear();
+        }
+    }
+}
+
+impl Screen {
+    fn new(sweep: &Sweep, done: usize) -> Self {
+        let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        let style = |template: &str| {
+            // Literals that indicatif accepts; were one wrong, the default style would do.
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+        };
+        let mut labels: HashMap<String, usize> = HashMap::new();
+        let mut rows: Vec<(String, Vec<String>)> = Vec::new();
+        let mut place = Vec::new();
+        for run in &sweep.runs {
+            let label = row_label(run);
+            let row = *labels.entry(run.recipe.configuration()).or_insert(rows.len());
+            if row == rows.len() {
+                rows.push((label, Vec::new()));
+            }
+            place.push((row, rows[row].1.len()));
+            rows[row].1.push(mark(run));
+        }
+        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        let hidden = rows.len().saturating_sub(ROWS);
+        let bar = |(label, marks): (String, Vec<String>)| {
+            let bar = all.add(ProgressBar::new(0).with_style(style("{prefix}  {msg}")));
+            bar.set_prefix(format!("{label:width$}"));
+            bar.set_message(marks.join("  "));
+            (bar, label, marks)
+        };
+        let rows = rows.into_iter().take(ROWS).map(bar).collect();
+        if hidden > 0 {
+            let more = all.add(ProgressBar::new(0).with_style(style("{msg}")));
+            more.set_message(format!("… and {hidden} more configurations"));
+        }
+        let total = sweep.runs.len() as u64;
+        let overall =
+            ProgressBar::new(total).with_style(style("{wide_bar:.cyan/dim} {pos}/{len} runs  {elapsed}"));
+        let overall = all.add(overall.with_position(done as u64));
+        Self { all, jobs: BTreeMap::new(), overall, place, rows }
+    }
+
+    fn started(&mut self, label: &str, index: usize) {
+        let template = "{prefix} {wide_bar:.cyan/dim} {pos}/{len} steps  {msg}  {eta} left";
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        let bar = self.all.insert_before(&self.overall, bar);
+        bar.set_prefix(label.to_owned());
+        self.jobs.insert(index, bar);
+        self.set(index, "▸".to_owned());
+    }
+
+    fn ended(&mut self, run: &Run, index: usize) {
+        if let Some(bar) = self.jobs.remove(&index) {
+            bar.finish_and_clear();
+            self.all.remove(&bar);
+        }
+        self.set(index, mark(run));
+    }
+
+    fn set(&mut self, index: usize, mark: String) {
+        let (row, column) = self.place[index];
+        if let Some((bar, _, marks)) = self.rows.get_mut(row) {
+            marks[column] = mark;
+            bar.set_message(marks.join("  "));
+        }
+    }
+}
+
+/// A run's place in the grid: its value, or a sign.
+fn mark(run: &Run) -> String {
+    match &run.state {
+        State::Missing => "·".to_owned(),
+        State::Failed(_) => "failed".to_owned(),
+        State::Done(_) => value(run).unwrap_or_else(|| "diverged".to_owned()),
+    }
+}
+
+/// The selected value of a run that finished.
+fn value(run: &Run) -> Option<String> {
+    let summary = run.summary().filter(|summary| summary.status == Status::Finished)?;
+    let keys = ["test", "val", "train"].map(|split| format!("{split}.{}", summary.metric));
+    let found = |key: &String| summary.selected.get(key).or_else(|| summary.last.get(key)).copied();
+    keys.iter().find_map(|key| Some(shown(key, found(key)?, None)))
+}
+
+/// What a line says of a run that is done.
+fn outcome(run: &Run) -> String {
+    match (value(run), run.summary()) {
+        (Some(value), Some(summary)) => format!("{} {value}", summary.metric),
+        (_, Some(summary)) => {
+            let reason = summary.reason.as_deref().unwrap_or("a value was not finite");
+            format!("diverged after step {}: {reason}", summary.steps)
+        }
+        _ => "done".to_owned(),
+    }
+}
+
+/// A run's label without its seed.
+fn row_label(run: &Run) -> String {
+    let label = run.label();
+    let words: Vec<&str> = label.split(' ').filter(|word| !word.starts_with("seed=")).collect();
+    if words.is_empty() { run.recipe.name.clone() } else { words.join(" ") }
+}

@@ -236,8 +236,8 @@ mod tests {
         table.note("a\nb");
         assert_eq!(
             table.markdown(),
-            "**50 % &lt;b&gt;**\n\n| a_b             |     x &amp; y |\n| --------------- | ------------: |\n\
-             | =HYPERLINK(\"x\") | 1 \\| 2 ± 0.1 |\n| -3              |      ~^\\\\{}$# |\n\n- a b\n"
+            "**50 % &lt;b&gt;**\n\n| a_b             |    x &amp; y |\n| --------------- | -----------: |\n\
+             | =HYPERLINK(\"x\") | 1 \\| 2 ± 0.1 |\n| -3              |     ~^\\\\{}$# |\n\n- a b\n"
         );
         assert_eq!(
             table.latex(),

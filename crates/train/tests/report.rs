@@ -17,9 +17,13 @@ fn recipe(name: &str, seed: u64, optimizer: &str, extra: &str) -> Recipe {
 
 /// Leaves a run's folder as training would: three epochs with these test accuracies.
 fn leave(runs: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) -> PathBuf {
-    // A hostile name is no path.
-    let folder = runs.join(format!("{}-{}", recipe.optimizer.name, recipe.id()));
-    fs::create_dir_all(&folder).unwrap();
+    let folder = runs.join(recipe.directory());
+    leave_in(&folder, recipe, status, accuracies);
+    folder
+}
+
+fn leave_in(folder: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) {
+    fs::create_dir_all(folder).unwrap();
     fs::write(folder.join("recipe.yaml"), recipe.to_yaml()).unwrap();
     let mut metrics = String::new();
     for (i, accuracy) in accuracies.iter().enumerate() {
@@ -44,7 +48,6 @@ fn leave(runs: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) -> Path
         });
         fs::write(folder.join("summary.json"), summary.to_string()).unwrap();
     }
-    folder
 }
 
 /// Two optimizers with two and three seeds, of which one diverged and one was killed.
@@ -152,24 +155,24 @@ fn the_validated_value_is_the_test_value_at_the_best_validation_epoch() {
 #[test]
 fn names_that_are_markup_stay_names() {
     let folder = tempfile::tempdir().unwrap();
-    let evil = "</script><script>alert(1)</script>\" onload='x' ${\\input{x}}|`a`\u{202e}";
-    leave(folder.path(), &recipe(evil, 1, "{name: decgd, lr: 0.01}", ""), "finished", &[0.5, 0.6, 0.7]);
-    let odd = recipe(
-        "b",
-        2,
-        &format!("{{name: {}, lr: 0.01}}", serde_json::json!("<img src=x onerror=alert(1)>")),
-        "",
+    let evil = "</script><script>alert(1)<!-- \" onload='x' ${\\input{x}}|`a`\u{202e}";
+    let text = format!(
+        "data: {{name: {evil}}}\nmodel: {{name: {evil}}}\noptimizer: {{name: {evil}, lr: 0.1}}\ntrain: {{epochs: 3}}\n",
+        evil = serde_json::json!(evil)
     );
-    leave(folder.path(), &odd, "finished", &[0.5]);
+    let recipe = Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap();
+    let run = folder.path().join("<img src=x onerror=alert(2)>");
+    leave_in(&run, &recipe, "finished", &[0.5, 0.6, 0.7]);
+    let resolved = fs::read_to_string(run.join("recipe.yaml")).unwrap();
+    fs::write(run.join("recipe.yaml"), format!("{resolved}# </pre><script>alert(3)</script>\n")).unwrap();
     let runs = [folder.path().to_path_buf()];
     let page = render(&runs, Form::Html);
     assert!(!page.contains("<script>alert") && !page.contains("<img"), "markup from a name is on the page");
+    assert!(!page.contains("<!--") && !page.contains('\u{202e}'));
     // The page's own script, and the data of its charts.
-    let scripts = page.matches("<script").count();
-    assert_eq!(scripts, page.matches("</script>").count());
+    assert_eq!(page.matches("<script").count(), page.matches("</script>").count());
     assert_eq!(page.matches("<script>").count(), 1);
-    assert!(!page.contains('\u{202e}'));
-    for form in [Form::Markdown, Form::Latex] {
+    for form in [Form::Markdown, Form::Latex, Form::Svg] {
         let text = render(&runs, form);
         assert!(!text.contains("<script") && !text.contains("\\input{"), "{text}");
     }
@@ -274,7 +277,7 @@ fn the_page_works_in_a_browser() {
         let optimizer = format!("{{name: sgdm, lr: {lr}, weight_decay: {wd}}}");
         leave(&runs, &recipe("g", 1, &optimizer, ""), "finished", &rising[..8]);
     }
-    leave(&runs, &recipe("<b>&amp;", 9, "{name: adam, lr: 0.1}", ""), "diverged", &rising[..3]);
+    leave(&runs, &recipe("b", 9, "{name: adam, lr: 0.1}", ""), "diverged", &rising[..3]);
     let page = folder.path().join("page.html");
     fs::write(&page, render(&[runs], Form::Html)).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check_report.py");

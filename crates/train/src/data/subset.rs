@@ -71,8 +71,12 @@ mod tests {
 
     #[test]
     fn a_subset_is_the_start_and_is_declared() {
-        let load =
-            || DataRegistry::builtin().get("synthetic-images").unwrap().load(&json!({}), &Search::default());
+        let load = || {
+            DataRegistry::builtin()
+                .get("synthetic-images")
+                .unwrap()
+                .load(&json!({"train": 20, "test": 10}), &Search::default())
+        };
         let (whole, part) = (load().unwrap(), load().unwrap());
         let part = part.head(&Subset { train: Some(7), val: None, test: Some(1 << 40) });
         let (Data::Images { train, test }, Data::Images { train: all, test: all_test }) =

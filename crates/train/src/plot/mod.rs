@@ -13,7 +13,7 @@ pub use chart::{Chart, Hover, Marks, Series};
 pub use heat::{Cell, Heat};
 pub use sheet::{Sheet, swatch};
 
-use crate::run::{Outcome, Split};
+use crate::run::{Outcome, Record, Split};
 use std::path::Path;
 
 /// The style sheet of all pictures; a page that holds some needs it once.
@@ -61,29 +61,34 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// Draws training loss (log scale) and the test metric of several runs side by side, as SVG.
+/// Draws training loss (log scale) and the test metric of several runs side by side, as SVG. Runs of one epoch are drawn
+/// by their steps, on log axes; where the loss is all there is to judge by, it is the only panel.
 pub fn curves(runs: &[(String, &Outcome)], path: &Path) -> Result<(), String> {
-    let classes = runs.iter().any(|(_, run)| run.summary.metric == "accuracy");
-    let (name, metric, factor, scale) = match classes {
-        true => ("test accuracy, %", "accuracy", 100.0, Scale::Linear),
-        false => ("test perplexity", "perplexity", 1.0, Scale::Log),
-    };
+    let metric = runs.first().map_or("loss", |(_, run)| run.summary.metric.as_str());
+    let by_step = runs.iter().all(|(_, run)| run.summary.epochs <= 1);
+    let clock = if by_step { "step" } else { "epoch" };
     let panel = |title: &str, split: Split, metric: &str, factor: f64, y_scale: Scale| {
         let line = |(style, (label, run)): (usize, &(String, &Outcome))| {
-            let records = run.records.iter().filter(|r| r.split == split);
-            let points = records.filter_map(|r| Some((r.epoch as f64, factor * r.values.get(metric)?)));
+            let time = |record: &Record| if by_step { record.step } else { record.epoch } as f64;
+            let records = run.records.iter().filter(|record| record.split == split);
+            let points =
+                records.filter_map(|record| Some((time(record), factor * record.values.get(metric)?)));
             Series::line(label, style, points.collect())
         };
         let series = runs.iter().enumerate().map(line).collect();
-        let text = format!("{title} of {} runs by epoch", runs.len());
-        Chart { y_scale, series, ..Chart::new(title, &text, "epoch", "") }
+        let text = format!("{title} of {} runs by {clock}", runs.len());
+        let x_scale = if by_step { Scale::Log } else { Scale::Linear };
+        Picture::Chart(Chart { x_scale, y_scale, series, ..Chart::new(title, &text, clock, "") })
     };
-    let charts = [
-        panel("training loss", Split::Train, "loss", 1.0, Scale::Log),
-        panel(name, Split::Test, metric, factor, scale),
-    ];
-    let sheet =
-        Sheet { title: "Learning curves".into(), pictures: charts.map(Picture::Chart).into(), columns: 2 };
+    let mut pictures = vec![panel("training loss", Split::Train, "loss", 1.0, Scale::Log)];
+    match metric {
+        "loss" => {}
+        "accuracy" => {
+            pictures.push(panel("test accuracy, %", Split::Test, metric, 100.0, Scale::Linear));
+        }
+        other => pictures.push(panel(&format!("test {other}"), Split::Test, other, 1.0, Scale::Log)),
+    }
+    let sheet = Sheet { title: "Learning curves".into(), pictures, columns: 2 };
     std::fs::write(path, sheet.svg()).map_err(|e| format!("{}: {e}", path.display()))
 }
 

@@ -92,9 +92,9 @@ impl Plan<'_> {
         // A target without a table is its first claim.
         for claim in self.published.claims_of(target).take(1) {
             let expected = match claim.shown_by {
-                Shown::AtLeast(bound) => Expected::AtLeast(bound),
-                Shown::Within(within) => Expected::Near { best: None, within },
-                Shown::Ahead(_) | Shown::Faster => continue,
+                Shown::AtLeast { value } => Expected::AtLeast(value),
+                Shown::Within { points } => Expected::Near { best: None, within: points },
+                Shown::Ahead { .. } | Shown::Faster {} => continue,
             };
             for file in &claim.recipes {
                 let stem = Path::new(file).file_stem().and_then(|s| s.to_str()).unwrap_or(file);

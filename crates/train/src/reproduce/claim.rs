@@ -31,9 +31,9 @@ pub fn check(published: &Published, outcomes: &[Outcome]) -> Vec<Checked> {
         }
         for claim in published.claims_of(target) {
             let (verdict, reason) = match &claim.shown_by {
-                Shown::AtLeast(_) | Shown::Within(_) => all_of(&cells),
-                Shown::Ahead(ahead) => ahead_of(&cells, ahead),
-                Shown::Faster => continue,
+                Shown::AtLeast { .. } | Shown::Within { .. } => all_of(&cells),
+                Shown::Ahead { columns } => ahead_of(&cells, columns),
+                Shown::Faster {} => continue,
             };
             let (claim, says) = (claim.id.clone(), claim.says.clone());
             out.push(Checked { target, claim, says, verdict, reason });

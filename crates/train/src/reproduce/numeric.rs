@@ -147,7 +147,7 @@ pub fn numeric(
     }
     failures.into_iter().for_each(|failure| out.blocks.push(Block::Text(format!("Not run: {failure}."))));
     out.blocks.extend([values(&curves), thresholds(&curves), oscillation(&curves)].map(Block::Table));
-    for claim in published.claims_of(Target::Numeric).filter(|claim| claim.shown_by == Shown::Faster) {
+    for claim in published.claims_of(Target::Numeric).filter(|claim| claim.shown_by == Shown::Faster {}) {
         // A claim names its function by its recipe.
         let stem =
             claim.recipes.first().and_then(|file| Path::new(file).file_stem()?.to_str()).unwrap_or_default();

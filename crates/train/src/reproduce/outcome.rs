@@ -82,10 +82,11 @@ pub(super) fn read(recipes: &[Recipe], sweep: &Sweep, problems: &mut Vec<String>
     let (mut runs, mut failures) = (Vec::new(), Vec::new());
     for recipe in recipes {
         let Some(tried) = sweep.runs().iter().find(|run| run.recipe.id() == recipe.id()) else { continue };
-        if let State::Failed(message) = &tried.state
-            && !failures.contains(message)
-        {
-            failures.push(message.clone());
+        if let State::Failed(message) = &tried.state {
+            let message = brief(message, recipe);
+            if !failures.contains(&message) {
+                failures.push(message);
+            }
         }
         if tried.folder.join("metrics.jsonl").is_file() {
             match report::read(&tried.folder, problems) {
@@ -95,6 +96,17 @@ pub(super) fn read(recipes: &[Recipe], sweep: &Sweep, problems: &mut Vec<String>
         }
     }
     (runs, failures)
+}
+
+/// The first line of a failure, for a cell of a table; for missing data, what to do about it.
+fn brief(message: &str, recipe: &Recipe) -> String {
+    let line = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    match &recipe.data {
+        Some(data) if line.contains("was not found") => {
+            format!("no data: cargo xtask data fetch {0}, or --data with a folder that holds {0}", data.name)
+        }
+        _ => line.to_owned(),
+    }
 }
 
 /// Reads the runs of the cells and judges them.

@@ -90,16 +90,25 @@ pub struct Claim {
 
 /// What would show a claim.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", rename_all_fields = "snake_case", deny_unknown_fields)]
 pub enum Shown {
     /// Every cell's metric is at least this, in per cent for accuracy.
-    AtLeast(f64),
-    /// Every cell is within so many points of the best one.
-    Within(f64),
-    /// Each of these columns is ahead of all that are not among them.
-    Ahead(Vec<String>),
+    AtLeast {
+        /// The bound.
+        value: f64,
+    },
+    /// Every cell is near the best one.
+    Within {
+        /// At most so far from it, in the unit of the paper's tables.
+        points: f64,
+    },
+    /// Some columns are ahead of all others.
+    Ahead {
+        /// These.
+        columns: Vec<String>,
+    },
     /// DecGD's value is below Adam's; checked on the numeric problems.
-    Faster,
+    Faster {},
 }
 
 /// Runs that no number is held against.

@@ -64,11 +64,11 @@ impl Sheet {
                 }
             }
         }
-        let (mut x, mut y, mut out) = (62.0, 0.0, String::new());
+        let (mut x, mut y, mut out) = (72.0, 0.0, String::new());
         for (label, style) in &seen {
             let length = 36.0 + LETTER * label.chars().count() as f64 + 22.0;
-            if x + length > width && x > 62.0 {
-                (x, y) = (62.0, y + LINE);
+            if x + length > width && x > 72.0 {
+                (x, y) = (72.0, y + LINE);
             }
             let _ = write!(
                 out,

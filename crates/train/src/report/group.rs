@@ -201,8 +201,16 @@ fn names(recipe: &Recipe) -> (String, String) {
 }
 
 /// Settings that change nothing about a result, or only the draw.
-const NEUTRAL: [&str; 7] =
-    ["name", "seed", "device", "train.checkpoint.", "train.log_every", "train.probe", "train.on_divergence"];
+const NEUTRAL: [&str; 8] = [
+    "name",
+    "seed",
+    "device",
+    "train.checkpoint.",
+    "train.log_every",
+    "train.eval_every",
+    "train.probe",
+    "train.on_divergence",
+];
 
 /// All settings that can change a result, but for the seed. Numbers are short.
 pub(crate) fn settings(recipe: &Recipe) -> BTreeMap<String, String> {
@@ -235,9 +243,14 @@ fn labelled(groups: BTreeMap<String, Vec<Run>>) -> Vec<Group> {
         let mut parts: Vec<(u8, String)> = Vec::new();
         for key in keys.into_iter().filter(|key| differs(key)) {
             let short = key.strip_prefix("optimizer.").unwrap_or(key);
-            let value = own.get(key).map_or("none", String::as_str);
+            let text = match own.get(key).map_or("none", String::as_str) {
+                // What is off needs no word.
+                "false" => continue,
+                "true" => short.to_owned(),
+                value => format!("{short}={value}"),
+            };
             // The optimizer's own settings first.
-            parts.push((u8::from(short.len() == key.len()), format!("{short}={value}")));
+            parts.push((u8::from(short.len() == key.len()), text));
         }
         parts.sort();
         let parts: String = parts.into_iter().map(|(_, part)| format!(" {part}")).collect();

@@ -6,7 +6,7 @@ use super::curves;
 use super::document::{Figure, Panel, View};
 use super::group::{Group, Task};
 use super::load::Run;
-use crate::plot::{Chart, Marks, Picture, Series, short};
+use crate::plot::{Chart, Marks, Picture, Scale, Series, short};
 use crate::run::{Record, Split};
 use crate::table::Table;
 
@@ -54,7 +54,8 @@ fn figure(task: &Task) -> Option<Figure> {
     let measure = curves::Measure { split, metric: &task.metric, factor: task.factor() };
     let series = curves::lines(&family, measure, false);
     let text = curves::text(task, &task.unit(), &series);
-    panels.push(panel(Chart { series, ..Chart::new(&task.unit(), &text, task.clock(), "") }));
+    let y_scale = if task.is_problem() { Scale::Log } else { Scale::Linear };
+    panels.push(panel(Chart { y_scale, series, ..Chart::new(&task.unit(), &text, task.clock(), "") }));
 
     for group in &probed {
         let Some(run) = probe_of(group) else { continue };

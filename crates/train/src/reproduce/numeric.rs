@@ -43,10 +43,8 @@ impl Plan<'_> {
             let text = serde_json::json!({ "extends": layers, "name": stem }).to_string();
             Recipe::parse(file, &text, &[], self.sections)
         };
-        let mut out = FILES.iter().map(|file| load(file)).collect::<Result<Vec<_>, _>>()?;
-        if !self.bare {
-            out.push(Recipe::load(self.recipes.join(CONTROLS), &[], self.sections)?);
-        }
+        let controls = (!self.bare).then_some(CONTROLS);
+        let out = FILES.into_iter().chain(controls).map(load).collect::<Result<Vec<_>, _>>()?;
         Ok(out.iter().flat_map(|recipe| recipe.runs().to_vec()).collect())
     }
 }

@@ -22,6 +22,8 @@ pub mod plan;
 pub mod plot;
 pub mod recipe;
 mod registries;
+pub mod report;
+pub mod reproduce;
 pub mod run;
 pub mod stats;
 pub mod sweep;

@@ -6,6 +6,8 @@ mod data;
 mod optimizers;
 mod plan;
 mod replay;
+mod report;
+mod reproduce;
 mod sweep;
 mod train;
 mod verify;
@@ -69,6 +71,8 @@ enum Command {
     Replay(replay::Args),
     Compare(compare::Args),
     Verify(verify::Args),
+    Report(report::Args),
+    Reproduce(reproduce::Args),
     Data(data::Args),
     Bench(bench::Args),
     Completions(completions::Args),
@@ -153,6 +157,8 @@ pub fn main() -> ExitCode {
         Command::Replay(command) => replay::run(&command),
         Command::Compare(command) => compare::run(&command),
         Command::Verify(command) => verify::run(&command, &args.common),
+        Command::Report(command) => report::run(&command),
+        Command::Reproduce(command) => reproduce::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
         Command::Completions(command) => completions::run(&command),

@@ -148,16 +148,16 @@ fn submit(
     Ok(())
 }
 
-fn program() -> Result<PathBuf, Failure> {
+pub(super) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::other(format!("error: the path of this program: {e}")))
 }
 
-fn cores() -> usize {
+pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The common options as arguments of a run.
-fn run_args(common: &Common) -> Vec<OsString> {
+pub(super) fn run_args(common: &Common) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     if let Some(data) = &common.data {
         args.extend(["--data".into(), std::path::absolute(data).unwrap_or_else(|_| data.clone()).into()]);

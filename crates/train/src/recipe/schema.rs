@@ -8,6 +8,8 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
+use crate::data::Subset;
+
 /// Hyperparameters by name, in the order of the file or of the registry.
 pub type Map = serde_json::Map<String, serde_json::Value>;
 
@@ -127,6 +129,9 @@ pub struct Data {
     pub eval_batch_size: usize,
     /// What is carved out of the training set for validation.
     pub val: Option<Holdout>,
+    /// Keeps only the first samples; every result then says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subset: Option<Subset>,
     /// What happens to an image before the network sees it.
     pub augment: Augment,
     /// Whether files are checked against their known sha256 before use.
@@ -137,7 +142,8 @@ pub struct Data {
 }
 
 impl Data {
-    pub(super) const KEYS: [&str; 6] = ["name", "batch_size", "eval_batch_size", "val", "augment", "verify"];
+    pub(super) const KEYS: [&str; 7] =
+        ["name", "batch_size", "eval_batch_size", "val", "subset", "augment", "verify"];
 }
 
 /// A part of the training set: a fraction below 1, or a number of examples.

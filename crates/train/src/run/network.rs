@@ -62,6 +62,7 @@ impl Network {
             options.insert("verify".into(), section.verify.into());
         }
         let loaded = set.load(&Value::Object(options), search)?;
+        let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
         debug!("{}: data {} from {}", recipe.name, section.name, loaded.provenance.source);
         let (shape, provenance) = (shape(&loaded), loaded.provenance.clone());
         let source = Source::new(recipe, section, loaded)?;

@@ -101,7 +101,12 @@ fn draw(area: &Area, panel: &Panel, curves: &[Curve]) -> Result<(), Box<dyn std:
         return Ok(());
     }
     let mut builder = ChartBuilder::on(area);
-    builder.caption(&panel.title, ("sans-serif", 18)).margin(12).x_label_area_size(36).y_label_area_size(58);
+    builder
+        .caption(&panel.title, ("sans-serif", 18))
+        .margin(12)
+        .margin_right(24)
+        .x_label_area_size(36)
+        .y_label_area_size(58);
     // One epoch alone still needs an axis of some length.
     let x = if panel.by_step { 1.0..last.max(2.0) } else { (last - 1.0).min(1.0)..last };
     let dot = if values().count() > 50 * curves.len() { 0 } else { 3 };
@@ -129,10 +134,10 @@ fn draw(area: &Area, panel: &Panel, curves: &[Curve]) -> Result<(), Box<dyn std:
             }
             chart
                 .configure_series_labels()
-                .position(if panel.log {
-                    SeriesLabelPosition::UpperRight
-                } else {
-                    SeriesLabelPosition::LowerRight
+                .position(match (panel.by_step, panel.log) {
+                    (true, _) => SeriesLabelPosition::LowerLeft,
+                    (false, true) => SeriesLabelPosition::UpperRight,
+                    (false, false) => SeriesLabelPosition::LowerRight,
                 })
                 .background_style(WHITE.mix(0.85))
                 .border_style(BLACK.mix(0.2))

@@ -217,6 +217,20 @@ fn asgd_is_for_plain_sgd_and_needs_a_set_to_watch() {
     }
 }
 
+/// Carries its state from window to window, and has a rate at which the loss goes up as well as down.
+const LSTM: &str = "
+data: {name: synthetic-text, vocab: 50, train: 1200, valid: 300, test: 300, batch_size: 4, eval_batch_size: 2}
+model: {name: lstm, emb: 8, hidden: 12, layers: 2}
+optimizer: {name: sgd, lr: 10, weight_decay: 1.2e-6}
+train:
+  steps: 24
+  eval_every: 3
+  select: test
+  clip_norm: 0.25
+  bptt: {length: 35, half: 0.05, std: 5, min: 5}
+  scale_lr_by_length: true
+";
+
 /// All files that must be equal for equal runs.
 fn bytes(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
@@ -243,6 +257,7 @@ fn runs_with_an_average_resume_to_the_bit_after_every_step() {
         (RESNET, "train.average={kind: swa, start: 1}"),
         (RESNET, "train.average={kind: ema, decay: 0.9, start: 1}"),
         (BOWL, asgd),
+        (LSTM, "train.average={kind: asgd, window: 1}"),
     ] {
         // Few checkpoints of their own: those of the interruptions are pruned the same way.
         let recipe = recipe(text, &[set, "train.checkpoint={every_epochs: null, every_steps: 1, keep: 2}"]);

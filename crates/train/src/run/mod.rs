@@ -343,8 +343,9 @@ impl Run<'_> {
         self.state.step = step;
 
         let (raw, lr, epochs) = (batch.raw, self.optimizers.lr() * scheduled, self.epochs);
-        self.progress
-            .step(step, self.steps, || format!("epoch {epoch}/{epochs}  loss {raw:.4}  lr {lr:.3e}"));
+        self.progress.step(step, self.steps, || {
+            format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}", progress::short("loss", raw))
+        });
         self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
         if is_due(Some(train.log_every), step) {
             self.record(Split::Train, vec![("loss", raw), ("lr", lr), ("grad_norm", norm)])?;
@@ -381,12 +382,8 @@ impl Run<'_> {
         let mut line = format!("epoch {epoch}/{}", self.epochs);
         for split in [Split::Train, Split::Val, Split::Test] {
             let metric = if split == Split::Train { "loss" } else { self.metric };
-            match self.metrics.last(split, metric) {
-                Some((value, _)) if metric == "accuracy" => {
-                    line += &format!("  {} accuracy {:.2} %", split.name(), 100.0 * value);
-                }
-                Some((value, _)) => line += &format!("  {} {metric} {value:.4}", split.name()),
-                None => {}
+            if let Some((value, _)) = self.metrics.last(split, metric) {
+                line += &format!("  {} {metric} {}", split.name(), progress::short(metric, value));
             }
         }
         self.progress.line(&line);

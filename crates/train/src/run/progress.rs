@@ -15,6 +15,15 @@ pub(crate) fn print(text: &str) {
     }
 }
 
+/// A figure in as many digits as a reader takes in.
+pub(crate) fn short(metric: &str, value: f64) -> String {
+    match value.abs() {
+        _ if metric == "accuracy" => format!("{:.2} %", 100.0 * value),
+        size if size == 0.0 || (1e-3..1e5).contains(&size) => format!("{value:.4}"),
+        _ => format!("{value:.3e}"),
+    }
+}
+
 /// How much to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Show {

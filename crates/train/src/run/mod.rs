@@ -324,7 +324,8 @@ impl<'a> Run<'a> {
                     let what = format!("the norm of the gradient is {norm}");
                     return Err(RunError::Diverged { what, step: self.state.step + 1 });
                 }
-                let epoch_ends = batches.peek().is_none();
+                // With a last step, the last epoch ends there.
+                let epoch_ends = batches.peek().is_none() || self.state.step + 1 >= self.steps;
                 let mut context = StepContext::new().loss(scale_loss).probe(train.probe && epoch_ends);
                 if let Some(max) = train.clip_norm {
                     context = context.clip_norm(norm, max);
@@ -419,7 +420,10 @@ impl<'a> Run<'a> {
             .collect();
         let epochs = self.epochs;
         self.progress.line(&format!("epoch {epoch}/{epochs}  train loss {mean:.4}  {}", measured.join("  ")));
-        if train.checkpoint.every_epochs.is_some_and(|every| epoch.is_multiple_of(every)) && !last {
+        let every = &train.checkpoint;
+        let due = every.every_epochs.is_some_and(|every| epoch.is_multiple_of(every))
+            || every.every_steps.is_some_and(|every| self.state.step.is_multiple_of(every));
+        if due && !last {
             self.checkpoint()?;
         }
         Ok(())

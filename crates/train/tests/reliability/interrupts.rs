@@ -63,9 +63,8 @@ fn an_interrupt_is_a_checkpoint_and_the_same_command_goes_on() {
     for lines in [1, 9, 17] {
         let mut child =
             LSTM.train(&runs).args(own).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let enough =
-            || LSTM.find(&runs).is_some_and(|run| text(&run.join("metrics.jsonl")).lines().count() >= lines);
-        wait_for(&mut child, "its lines", enough);
+        let id = child.id();
+        wait_for(&mut child, "its lines", || at_work(&LSTM, &runs, id, lines));
         interrupt(&child);
         let output = child.wait_with_output().unwrap();
         let said = message(&output);
@@ -79,7 +78,7 @@ fn an_interrupt_is_a_checkpoint_and_the_same_command_goes_on() {
             assert!(summary.contains("\"status\": \"interrupted\""), "{summary}");
         } else {
             // It may have been at its last step.
-            assert!(output.status.success(), "{said}");
+            assert!(output.status.success(), "{}: {said}", output.status);
         }
     }
     assert!(interrupted > 0, "no interrupt hit");

@@ -1,6 +1,6 @@
 //! Checks a run's record: its files against each other, and its beginning against a second training.
 use crate::compare::{CheckpointDifference, LineDifference, checkpoint_difference, line_difference};
-use crate::run::{Options, Record, RunError, Status, checkpoint, folder, tensorboard};
+use crate::run::{Options, Outcome, Record, RunError, Status, Summary, checkpoint, folder, tensorboard};
 use crate::{Recipe, Registries, run};
 use serde::Serialize;
 use std::fmt;
@@ -148,19 +148,17 @@ fn reach(stop: u64, recipe: &Recipe, registries: &Registries, options: &Options)
     let mut reached = None;
     loop {
         match run::run_until(recipe, registries, options, stop) {
+            // A budget of time ends a session, not the run; one without a step would do so for ever.
+            Ok(Outcome { summary: Summary { status: Status::Interrupted, steps, .. }, .. })
+                if reached < Some(steps) =>
+            {
+                reached = Some(steps);
+            }
             Ok(_) | Err(RunError::Diverged { .. }) => return Ok(true),
             Err(RunError::Interrupted { step }) if step >= stop => return Ok(false),
-            // A budget of time ends a session, not the run; one without a step would do so for ever.
-            Err(RunError::Interrupted { step }) if reached < Some(step) && !asked_to_stop(options) => {
-                reached = Some(step);
-            }
             Err(e) => return Err(e),
         }
     }
-}
-
-fn asked_to_stop(options: &Options) -> bool {
-    options.stop.load(std::sync::atomic::Ordering::Relaxed)
 }
 
 /// What the two trainings did not have in common.

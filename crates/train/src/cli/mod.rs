@@ -6,6 +6,8 @@ mod data;
 mod optimizers;
 mod plan;
 mod replay;
+mod report;
+mod reproduce;
 mod sweep;
 mod train;
 mod verify;
@@ -43,9 +45,18 @@ struct Common {
     /// Show no progress
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
+    log: Option<String>,
 }
 
 impl Common {
+    fn level(&self) -> tracing::Level {
+        let default = if self.quiet { "warn" } else { "info" };
+        // The names that clap lets pass are levels.
+        self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
     fn search(&self) -> Search {
         Search::from_env(self.data.clone(), self.offline)
     }
@@ -60,6 +71,8 @@ enum Command {
     Replay(replay::Args),
     Compare(compare::Args),
     Verify(verify::Args),
+    Report(report::Args),
+    Reproduce(reproduce::Args),
     Data(data::Args),
     Bench(bench::Args),
     Completions(completions::Args),
@@ -129,6 +142,7 @@ fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Re
 
 pub fn main() -> ExitCode {
     let args = Args::parse();
+    taper_train::log::to_stderr(args.common.level());
     if let Some(threads) = args.common.threads
         && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
     {
@@ -143,6 +157,8 @@ pub fn main() -> ExitCode {
         Command::Replay(command) => replay::run(&command),
         Command::Compare(command) => compare::run(&command),
         Command::Verify(command) => verify::run(&command, &args.common),
+        Command::Report(command) => report::run(&command),
+        Command::Reproduce(command) => reproduce::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
         Command::Completions(command) => completions::run(&command),

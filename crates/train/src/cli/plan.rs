@@ -2,7 +2,7 @@ use super::{Common, Failure, train};
 use std::io::Write;
 use std::path::PathBuf;
 use taper_train::plan::Plan;
-use taper_train::run::{Options, Show, Watch};
+use taper_train::run::{Options, Show};
 use taper_train::{Recipe, Registries};
 
 /// Checks a recipe and prints what it comes to
@@ -40,7 +40,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         search: common.search(),
         show: Show::Quiet,
         stop: train::stop_on_interrupt(),
-        watch: Watch::default(),
+        ..Options::default()
     };
     if !args.no_probe && !common.quiet {
         eprintln!("measuring a few steps; --no-probe leaves that out");

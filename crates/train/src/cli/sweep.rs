@@ -2,7 +2,7 @@ use super::{Common, Failure, train};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use taper_train::run::{Options, Show, Watch};
+use taper_train::run::{Options, Show};
 use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, slurm, table};
 use taper_train::{Recipe, Registries};
 
@@ -56,7 +56,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: train::stop_on_interrupt(),
-        watch: Watch::default(),
+        wait: true,
+        ..Options::default()
     };
     let name = recipe.name.clone();
     let recipes = [recipe];
@@ -147,16 +148,16 @@ fn submit(
     Ok(())
 }
 
-fn program() -> Result<PathBuf, Failure> {
+pub(super) fn program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::other(format!("error: the path of this program: {e}")))
 }
 
-fn cores() -> usize {
+pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The common options as arguments of a run.
-fn run_args(common: &Common) -> Vec<OsString> {
+pub(super) fn run_args(common: &Common) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     if let Some(data) = &common.data {
         args.extend(["--data".into(), std::path::absolute(data).unwrap_or_else(|_| data.clone()).into()]);

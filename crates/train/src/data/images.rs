@@ -16,8 +16,8 @@ pub struct Images {
     /// Labels are below this.
     pub classes: usize,
     // `Arc<Vec>`, not `Arc<[u8]>`: the latter would copy 150 MB of CIFAR when it is made.
-    pixels: Arc<Vec<u8>>,
-    labels: Arc<Vec<u8>>,
+    pub(super) pixels: Arc<Vec<u8>>,
+    pub(super) labels: Arc<Vec<u8>>,
 }
 
 /// The size of an image and the number of classes.

@@ -34,6 +34,7 @@ mod search;
 mod sets;
 mod split;
 mod stream;
+mod subset;
 mod text;
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,7 @@ pub use registry::{DataRegistry, Dataset, Description, OptionDoc, options};
 pub use search::{Form, Found, Layout, Search, Spec, find};
 pub use split::{SplitSize, split};
 pub use stream::{Lengths, TextBatch, TextStream, Window};
+pub use subset::Subset;
 pub use text::{EOS, Text, UNK, Vocabulary};
 
 /// A data set in memory.

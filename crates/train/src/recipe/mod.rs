@@ -32,6 +32,7 @@ mod de;
 mod error;
 mod id;
 mod layers;
+mod located;
 mod path;
 mod schema;
 mod source;
@@ -47,6 +48,7 @@ use serde_json::Value;
 
 pub use check::{SectionError, Sections, Unchecked};
 pub use error::{ErrorKind, RecipeError};
+pub use located::Located;
 pub use schema::{
     Augment, Average, Bptt, Budget, Checkpoint, Data, Device, EarlyStop, Group, Holdout, LossForScale, Map,
     Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select, Spec, Task, Train,

@@ -6,14 +6,17 @@
 //!
 //! `checkpoints/` itself comes into being by the rename of its first checkpoint: where it is, there was one.
 use super::RunError;
+use super::average;
 use super::files::{remove_folder, sha256, sync_folder, write_synced};
 use super::kill::kill_point;
+use crate::Recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use taper_optim::PlateauState;
+use tracing::{debug, warn};
 
 /// The running means of the current epoch's training line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,10 +48,16 @@ pub(crate) struct State {
     pub sums: Sums,
     /// The best value of the selected metric, and the step it was seen at.
     pub best: Option<(f64, u64)>,
-    /// Evaluations since it improved.
+    /// The last value that an early stop took for an improvement.
+    #[serde(default)]
+    pub improved: Option<f64>,
+    /// Evaluations since.
     pub stale: u64,
     /// The plateau schedule's memory.
     pub plateau: Option<PlateauState>,
+    /// The average of the weights.
+    #[serde(default)]
+    pub average: average::State,
     /// SHA-256 of the files beside this one.
     pub files: BTreeMap<String, String>,
     /// SHA-256 of this file with nothing here.
@@ -132,6 +141,7 @@ fn put_in_place(run: &Path, step: u64) -> Result<(), RunError> {
     kill_point("checkpoint-after-rename");
     sync_folder(&place)?;
     sync_folder(run)?;
+    debug!("{}: written", path(run, step).display());
     if first { Ok(()) } else { remove_folder(&workshop) }
 }
 
@@ -175,16 +185,16 @@ pub(crate) fn prune(run: &Path, newest: u64, keep: usize, best: Option<u64>) -> 
     // What comes after it could not be used, or the run would have gone on from there.
     let (later, sooner): (Vec<u64>, Vec<u64>) = steps(run)?.into_iter().partition(|step| *step > newest);
     let old = sooner.into_iter().skip(keep).filter(|step| Some(*step) != best);
-    later.into_iter().chain(old).try_for_each(|step| remove_folder(&path(run, step)))
+    later.into_iter().chain(old).try_for_each(|step| {
+        debug!("{}: removed", path(run, step).display());
+        remove_folder(&path(run, step))
+    })
 }
 
 /// The newest intact checkpoint of a recipe, or `None` when the run has none yet. Where there were some and none can
 /// be used, that is an error: a run never starts again from zero in silence.
-pub(crate) fn newest(
-    run: &Path,
-    recipe: &str,
-    mut warn: impl FnMut(String),
-) -> Result<Option<Loaded>, RunError> {
+pub(crate) fn newest(run: &Path, recipe: &Recipe) -> Result<Option<Loaded>, RunError> {
+    let name = &recipe.name;
     let metrics = run.join("metrics.jsonl");
     let metrics = match fs::read(&metrics) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(RunError::io(&metrics)(e)),
@@ -200,14 +210,20 @@ pub(crate) fn newest(
         Some(steps) if steps.is_empty() && !metrics.is_empty() => {
             return lost("is empty, though the run had a checkpoint");
         }
-        None if !metrics.is_empty() => warn("was killed before its first checkpoint: starting again".into()),
+        None if !metrics.is_empty() => {
+            warn!("{name}: was killed before its first checkpoint: starting again")
+        }
         _ => {}
     }
     let steps = steps.unwrap_or_default();
     for step in &steps {
-        match read(&path(run, *step)).and_then(|loaded| loaded.belongs_to(run, *step, recipe, &metrics)) {
-            Ok(loaded) => return Ok(Some(loaded)),
-            Err(e) => warn(format!("skipping a checkpoint that cannot be used: {e}")),
+        match read(&path(run, *step)).and_then(|loaded| loaded.belongs_to(run, *step, recipe.id(), &metrics))
+        {
+            Ok(loaded) => {
+                debug!("{}: loaded", path(run, *step).display());
+                return Ok(Some(loaded));
+            }
+            Err(e) => warn!("{name}: skipping a checkpoint that cannot be used: {e}"),
         }
     }
     if steps.is_empty() { Ok(None) } else { lost("holds no checkpoint that can be used") }

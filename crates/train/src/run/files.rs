@@ -3,7 +3,7 @@ use super::RunError;
 use super::kill::kill_point;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// The SHA-256 of some bytes in hexadecimal.
@@ -62,10 +62,14 @@ pub(crate) fn remove_strays(folder: &Path) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder that may not be there, or a file in its place.
 pub(crate) fn remove_folder(folder: &Path) -> Result<(), RunError> {
-    match fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RunError::io(folder)(e)),
+    let removed = match fs::remove_dir_all(folder) {
+        Err(e) if e.kind() == ErrorKind::NotADirectory => fs::remove_file(folder),
+        removed => removed,
+    };
+    match removed {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(RunError::io(folder)(e)),
         _ => Ok(()),
     }
 }

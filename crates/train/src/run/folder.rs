@@ -1,9 +1,9 @@
 //! A run's folder read back, changing nothing in it.
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
-use super::{Outcome, RunError};
+use super::{Outcome, RunError, files, timing};
 use crate::recipe::Sections;
-use crate::{Recipe, data};
+use crate::{Recipe, Registries, data};
 use serde::Deserialize;
 use std::fs;
 use std::io::ErrorKind;
@@ -34,6 +34,21 @@ pub(crate) fn recipe(folder: &Path, sections: &dyn Sections) -> Result<Recipe, R
     Ok(Recipe::parse(&path.display().to_string(), &text, &[], sections)?)
 }
 
+/// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
+pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Path) -> Result<(), RunError> {
+    let there =
+        || self::recipe(folder, registries).is_ok_and(|r| r.id() == recipe.id() && r.name == recipe.name);
+    if there() {
+        return Ok(());
+    }
+    fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+    match files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes()) {
+        // A sweep writes it before its worker has the lock: another may have placed it and cleared away strays meanwhile.
+        Err(_) if there() => Ok(()),
+        written => written,
+    }
+}
+
 /// `manifest.json`.
 pub(crate) fn manifest(folder: &Path) -> Result<Manifest, RunError> {
     let path = folder.join("manifest.json");
@@ -50,7 +65,7 @@ pub(crate) fn summary(folder: &Path) -> Result<Option<Summary>, RunError> {
     let advice = "remove it, and the run goes on from its last checkpoint";
     let unread = |e: serde_json::Error| damaged(&path, format!("{e}: {advice}"));
     let summary: Summary = serde_json::from_slice(&text).map_err(unread)?;
-    let (sealed, _) = summary.clone().seal().map_err(unread)?;
+    let sealed = summary.clone().sealed().map_err(unread)?;
     if sealed.sha256 != summary.sha256 {
         let sums = format!("sha256 was {} when it was written, is {}", summary.sha256, sealed.sha256);
         return Err(damaged(&path, format!("{sums}: {advice}")));
@@ -83,7 +98,8 @@ pub(crate) fn finished(folder: &Path, recipe: &Recipe) -> Result<Option<Outcome>
     }
     let records: Vec<Record> = records(folder)?.into_iter().map(|(_, record)| record).collect();
     follows(&summary, &records).map_err(|message| damaged(&path, message))?;
-    Ok(Some(Outcome { folder: folder.to_path_buf(), summary, records, seconds: seconds(folder) }))
+    let (data, seconds) = (manifest(folder)?.data, timing::total(folder));
+    Ok(Some(Outcome { folder: folder.to_path_buf(), summary, records, data, seconds }))
 }
 
 /// Whether the summary is the one of these records.
@@ -97,11 +113,4 @@ pub(crate) fn follows(summary: &Summary, records: &[Record]) -> Result<(), Strin
                   remove summary.json, and the run goes on from its last checkpoint"
             .into()),
     }
-}
-
-/// The seconds that `timing.jsonl` adds up to.
-pub(crate) fn seconds(folder: &Path) -> f64 {
-    let text = fs::read_to_string(folder.join("timing.jsonl")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    lines.filter_map(|line| line["seconds"].as_f64()).sum()
 }

@@ -1,7 +1,7 @@
 //! What a run would train, without a step of it.
+use super::open::{device, length};
 use super::optimizers::Optimizers;
-use super::task::Task;
-use super::{RunError, device, length};
+use super::{RunError, task};
 use crate::data::Search;
 use crate::{Recipe, Registries};
 use serde_json::Value;
@@ -32,20 +32,20 @@ pub struct Part {
 }
 
 impl Inspection {
-    /// The same run with another number of batches an epoch.
-    pub(crate) fn with_batches(mut self, recipe: &Recipe, batches: u64) -> Self {
-        (self.epochs, self.steps) = length(&recipe.train, batches);
-        self
+    /// The same with so many batches an epoch.
+    pub(crate) fn with_batches(self, recipe: &Recipe, batches: u64) -> Self {
+        let (epochs, steps) = length(recipe, |_| batches);
+        Self { epochs, steps, ..self }
     }
 }
 
 /// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an
 /// error here as there.
 pub fn inspect(recipe: &Recipe, registries: &Registries, search: &Search) -> Result<Inspection, RunError> {
-    let task = Task::new(recipe, registries, search, &device(recipe)?)?;
-    let params = task.params.trainable();
+    let task = task::of(recipe, registries, search, &device(recipe)?)?;
+    let params = task.params().trainable();
     let optimizers = Optimizers::new(recipe, registries, params.clone())?;
-    let (epochs, steps) = length(&recipe.train, task.batches(0));
+    let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
     // The first is called as in the recipe: `decgd` with a decay has the rule of `decgdw`.
     let part = |(place, optimizer): (usize, &dyn taper_optim::Optimizer)| Part {
         optimizer: if place == 0 { &recipe.optimizer.name } else { optimizer.info().name }.to_owned(),

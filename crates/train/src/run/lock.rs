@@ -1,20 +1,42 @@
 //! One process a run: a lock of the operating system, which ends with its process, however that ends.
-use super::RunError;
+use super::{Options, RunError};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tracing::{info, warn};
 
 /// Held while a run is trained. Its file stays, empty, when it is released.
 pub(crate) struct Lock(File);
 
 impl Lock {
     /// Locks a run's folder if it is there: who must wait hears of it before long preparations.
-    pub fn early(folder: &Path) -> Result<Option<Self>, RunError> {
-        folder.is_dir().then(|| Self::acquire(folder)).transpose()
+    pub fn early(folder: &Path, options: &Options) -> Result<Option<Self>, RunError> {
+        folder.is_dir().then(|| Self::acquire(folder, options)).transpose()
     }
 
-    /// Locks a run's folder, or says who is at work in it.
-    pub fn acquire(folder: &Path) -> Result<Self, RunError> {
+    /// Locks a run's folder. Where another process is at work in it, waits for that or says who it is.
+    pub fn acquire(folder: &Path, options: &Options) -> Result<Self, RunError> {
+        let mut waited = false;
+        loop {
+            match Self::attempt(folder) {
+                Err(RunError::Busy { holder, .. }) if options.wait => {
+                    if options.stop.load(Ordering::Relaxed) {
+                        return Err(RunError::Interrupted { step: 0 });
+                    }
+                    if !waited {
+                        info!("{}: {holder} is at work on it: waiting for that", folder.display());
+                        waited = true;
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn attempt(folder: &Path) -> Result<Self, RunError> {
         let path = folder.join(".lock");
         let io = |e| RunError::io(&path)(e);
         let mut options = OpenOptions::new();
@@ -29,10 +51,7 @@ impl Lock {
                 return Err(RunError::Busy { folder: folder.to_path_buf(), holder });
             }
             Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {
-                eprintln!(
-                    "warning: {}: this file system has no locks: train the run once at a time",
-                    path.display()
-                );
+                warn!("{}: this file system has no locks: train the run once at a time", path.display());
             }
             Err(TryLockError::Error(e)) => return Err(io(e)),
         }

@@ -58,7 +58,7 @@ data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, t
 model: {name: lstm, layers: 2, emb: 12, hidden: 16}
 optimizer: {name: decgd, lr: 0.05}
 train:
-  epochs: 8
+  epochs: 4
   log_every: 1
   select: val
   clip_norm: 0.25

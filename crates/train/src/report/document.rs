@@ -1,0 +1,179 @@
+//! What a report says, before it takes a form: Markdown, LaTeX, CSV, SVG or a page of HTML.
+use super::html;
+use crate::plot::{Picture, Sheet};
+use crate::table::{Table, latex_text, markdown_text};
+use std::path::Path;
+
+/// A report.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    /// Its title.
+    pub title: String,
+    /// What it is about, above everything.
+    pub lead: Vec<String>,
+    /// Its parts.
+    pub sections: Vec<Section>,
+    /// Every number of its tables, one a row, for programs.
+    pub data: Table,
+}
+
+/// A part of a report.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Its title.
+    pub title: String,
+    /// What it holds, in order.
+    pub blocks: Vec<Block>,
+}
+
+/// A piece of a section.
+#[derive(Clone, Debug)]
+pub enum Block {
+    /// A paragraph.
+    Text(String),
+    /// A table.
+    Table(Table),
+    /// A figure.
+    Figure(Figure),
+    /// Text to unfold, as it stands; pages only.
+    Code {
+        /// What it is.
+        title: String,
+        /// The text.
+        text: String,
+    },
+}
+
+/// One or more pictures with a caption; the same numbers as a table.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// The caption.
+    pub caption: String,
+    /// Side by side.
+    pub panels: Vec<Panel>,
+    /// The numbers, for those who do not see the pictures.
+    pub data: Table,
+}
+
+/// The views of one picture: one is shown at a time.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// At least one; the first is shown at first.
+    pub views: Vec<View>,
+}
+
+/// A picture in one of its forms.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Whether an axis was made logarithmic that is not so at first.
+    pub log: bool,
+    /// Whether lines were smoothed.
+    pub smooth: bool,
+    /// The picture.
+    pub picture: Picture,
+}
+
+/// A form that a report can take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// One page, complete in itself.
+    Html,
+    /// Tables as Markdown.
+    Markdown,
+    /// Tables as LaTeX with booktabs.
+    Latex,
+    /// Every number of the tables.
+    Csv,
+    /// All pictures in one file.
+    Svg,
+}
+
+impl Form {
+    /// By the ending of a file's name.
+    pub fn of(path: &Path) -> Result<Self, String> {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("html" | "htm") => Ok(Self::Html),
+            Some("md") => Ok(Self::Markdown),
+            Some("tex") => Ok(Self::Latex),
+            Some("csv") => Ok(Self::Csv),
+            Some("svg") => Ok(Self::Svg),
+            _ => Err(format!(
+                "{}: expected a name that ends in .html, .md, .tex, .csv or .svg",
+                path.display()
+            )),
+        }
+    }
+}
+
+impl Document {
+    /// In a form; equal reports give equal bytes.
+    pub fn render(&self, form: Form) -> String {
+        match form {
+            Form::Html => html::page(self),
+            Form::Markdown => self.markdown(),
+            Form::Latex => self.latex(),
+            Form::Csv => self.data.csv(),
+            Form::Svg => self.sheet().svg(),
+        }
+    }
+
+    /// All figures, in order.
+    pub fn figures(&self) -> impl Iterator<Item = &Figure> {
+        let blocks = self.sections.iter().flat_map(|section| &section.blocks);
+        blocks.filter_map(|block| match block {
+            Block::Figure(figure) => Some(figure),
+            _ => None,
+        })
+    }
+
+    fn markdown(&self) -> String {
+        let mut out = format!("# {}\n", markdown_text(&self.title));
+        self.lead.iter().for_each(|text| out += &format!("\n{}\n", markdown_text(text)));
+        for section in self.sections.iter().filter(|s| s.prints()) {
+            out += &format!("\n## {}\n", markdown_text(&section.title));
+            for block in &section.blocks {
+                match block {
+                    Block::Text(text) => out += &format!("\n{}\n", markdown_text(text)),
+                    Block::Table(table) => out += &format!("\n{}", table.markdown()),
+                    Block::Figure(_) | Block::Code { .. } => {}
+                }
+            }
+        }
+        out
+    }
+
+    fn latex(&self) -> String {
+        let mut out = format!("% {}\n% Needs \\usepackage{{booktabs}}.\n", latex_text(&self.title));
+        for section in self.sections.iter().filter(|s| s.prints()) {
+            for block in &section.blocks {
+                match block {
+                    Block::Text(text) => out += &format!("\n{}\n", latex_text(text)),
+                    Block::Table(table) => out += &format!("\n{}", table.latex()),
+                    Block::Figure(_) | Block::Code { .. } => {}
+                }
+            }
+        }
+        out
+    }
+
+    /// The first view of every picture, in the paper's arrangement: the panels of a figure side by side.
+    fn sheet(&self) -> Sheet {
+        let panels = self.figures().flat_map(|figure| &figure.panels);
+        let pictures: Vec<Picture> =
+            panels.filter_map(|panel| panel.views.first()).map(|view| view.picture.clone()).collect();
+        let widest = self.figures().map(|figure| figure.panels.len()).max().unwrap_or(1);
+        Sheet { title: self.title.clone(), pictures, columns: widest.clamp(1, 3) }
+    }
+}
+
+impl Section {
+    /// A section with a title.
+    pub fn new(title: impl Into<String>, blocks: Vec<Block>) -> Self {
+        Self { title: title.into(), blocks }
+    }
+
+    /// Whether it has more than pictures and text to unfold.
+    fn prints(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block, Block::Text(_) | Block::Table(_)))
+    }
+}

@@ -1,19 +1,24 @@
 //! Recipes in, reproducible training runs out.
 //!
-//! A [`Recipe`] says what to train; [`run::run`] trains it and leaves a folder that depends on the resolved recipe alone:
-//! the same recipe gives the same bytes, for any number of threads, with or without interruptions.
+//! A [`Recipe`] says what to train; [`Recipe::run`] trains it and leaves a folder that depends on the resolved recipe
+//! alone: the same recipe gives the same bytes, for any number of threads, with or without interruptions.
 //!
 //! ```no_run
-//! use taper_train::{Registries, Recipe, run};
-//! let registries = Registries::default();
-//! let recipe = Recipe::load("recipes/mnist/mlp-decgd.yaml", &["train.epochs=1".into()], &registries)?;
-//! let outcome = run::run(&recipe, &registries, &run::Options::default())?;
+//! use taper_train::{Recipe, Registries};
+//! let outcome = Recipe::load("recipes/mnist/mlp-decgd.yaml", &[], &Registries::default())?.run()?;
 //! println!("{}: {:?}", outcome.folder.display(), outcome.summary.last);
-//! # Ok::<(), run::RunError>(())
+//! # Ok::<(), taper_train::run::RunError>(())
 //! ```
+//!
+//! A program with optimizers, models, data sets or problems of its own adds them to the [`Registries`], loads recipes
+//! with those and says where runs go: see [`run::run`] and `examples/own_model.rs`.
 
 pub mod bench;
+pub mod compare;
 pub mod data;
+pub mod log;
+pub mod numeric;
+pub mod plan;
 pub mod plot;
 pub mod recipe;
 mod registries;
@@ -23,6 +28,7 @@ pub mod run;
 pub mod stats;
 pub mod sweep;
 pub mod table;
+pub mod verify;
 
 pub use recipe::Recipe;
 pub use registries::{Registries, Schedules};

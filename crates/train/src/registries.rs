@@ -1,5 +1,6 @@
-//! The names a recipe can use: optimizers, models, data sets, schedules.
+//! The names a recipe can use: optimizers, models, data sets, numeric problems, schedules.
 use crate::data::{DataError, DataRegistry};
+use crate::numeric::Problems;
 use crate::recipe::{Map, SectionError, Sections};
 use serde_json::Value;
 use taper_optim::{Schedule, Scheduler};
@@ -12,6 +13,8 @@ pub struct Registries {
     pub models: taper_models::Registry,
     /// Data sets.
     pub data: DataRegistry,
+    /// Numeric problems.
+    pub problems: Problems,
 }
 
 impl Default for Registries {
@@ -20,6 +23,7 @@ impl Default for Registries {
             optimizers: taper_optim::Registry::builtin(),
             models: taper_models::Registry::builtin(),
             data: DataRegistry::builtin(),
+            problems: Problems::builtin(),
         }
     }
 }
@@ -132,6 +136,10 @@ impl Sections for Registries {
             }
             None => Ok(config.clone()),
         }
+    }
+
+    fn check_problem(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
+        self.problems.check(name, config)
     }
 
     fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {

@@ -1,9 +1,9 @@
-//! The example of a model written with candle-nn trains, and to the same bytes twice.
+//! The example of a model and an optimizer from outside trains, and to the same bytes twice.
 #[path = "../examples/own_model.rs"]
 mod own_model;
 
 #[test]
-fn a_candle_nn_model_trains_from_a_recipe() {
+fn a_model_and_an_optimizer_of_ones_own_train_from_a_recipe() {
     let folder = tempfile::tempdir().unwrap();
     let runs = ["a", "b"].map(|name| own_model::train(&folder.path().join(name)).unwrap());
     // 100 steps with this seed reach 90 %; chance is 10 %.

@@ -130,7 +130,7 @@ fn a_mistake_in_the_file_is_shown_where_it_is() {
     let cases = [
         ("tolerance: 0.3", "tolerance: -1", "expected a tolerance above 0"),
         ("tolerance: 0.3", "tolerence: 0.3", "unknown key `tolerence`"),
-        ("sgdm: 94.64", "sgdm: fast", "found text `fast`"),
+        ("sgdm: 94.64", "sgdm: fast", "found the text `fast`"),
         (
             "worse: adabelief, margin: 0.13",
             "worse: adabeleif, margin: 0.13",

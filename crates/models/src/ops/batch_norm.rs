@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 const OP: &str = "batch_norm";
@@ -77,9 +78,10 @@ impl BatchNorm {
     /// Moves the running statistics towards those of a batch of `count` pixels (unbiased variance).
     fn track(&self, batch: &Moments, count: usize) -> Result<()> {
         let unbiased = count as f64 / (count as f64 - 1.0);
+        let share = self.share()?;
         let update = |running: &Tensor, batch: &[f64], factor: f64| -> Result<()> {
             let old = running.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-            let blend = |(old, new): (&f64, &f64)| (1.0 - self.momentum) * old + self.momentum * factor * new;
+            let blend = |(old, new): (&f64, &f64)| (1.0 - share) * old + share * factor * new;
             let new: Vec<f64> = old.iter().zip(batch).map(blend).collect();
             let new = Tensor::from_vec(new, running.shape(), running.device())?.to_dtype(running.dtype())?;
             Ok(Var::from_tensor(running)?.set(&new)?)
@@ -87,6 +89,14 @@ impl BatchNorm {
         update(&self.running_mean, &batch.mean, 1.0)?;
         update(&self.running_var, &batch.var, unbiased)?;
         self.count_batch()
+    }
+
+    /// The share of the next batch in the running statistics.
+    fn share(&self) -> Result<f64> {
+        match CUMULATIVE.get() {
+            true => Ok(1.0 / (self.num_batches_tracked.to_scalar::<i64>()? as f64 + 1.0)),
+            false => Ok(self.momentum),
+        }
     }
 
     fn count_batch(&self) -> Result<()> {
@@ -112,6 +122,24 @@ impl BatchNorm {
         }
         Ok(())
     }
+}
+
+thread_local! {
+    static CUMULATIVE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While `work` runs on this thread, running statistics are the mean over the batches counted in
+/// `num_batches_tracked`, all alike (PyTorch's `momentum=None`): how the statistics of averaged weights are gathered.
+pub fn cumulative_statistics<T>(work: impl FnOnce() -> T) -> T {
+    /// Ends it also when `work` panics.
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            CUMULATIVE.set(self.0);
+        }
+    }
+    let _before = Before(CUMULATIVE.replace(true));
+    work()
 }
 
 /// (x − mean) / σ · scale + shift, plus `residual`, then ReLU if asked for: one op, two passes over memory each
@@ -359,11 +387,12 @@ fn composed(
             let mean = rows.mean(0)?;
             let var = rows.broadcast_sub(&mean)?.sqr()?.mean(0)?;
             let unbiased = (n * h * w) as f64 / ((n * h * w) as f64 - 1.0);
+            let share = bn.share()?;
             for (running, batch, factor) in
                 [(&bn.running_mean, &mean, 1.0), (&bn.running_var, &var, unbiased)]
             {
-                let kept = (running.detach() * (1.0 - bn.momentum))?;
-                let new = (kept + (batch.detach() * (bn.momentum * factor))?)?;
+                let kept = (running.detach() * (1.0 - share))?;
+                let new = (kept + (batch.detach() * (share * factor))?)?;
                 Var::from_tensor(running)?.set(&new)?;
             }
             bn.count_batch()?;

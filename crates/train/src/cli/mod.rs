@@ -1,5 +1,6 @@
 //! The command line: one file a command.
 mod bench;
+mod compare;
 mod completions;
 mod data;
 mod optimizers;
@@ -9,8 +10,10 @@ mod report;
 mod reproduce;
 mod sweep;
 mod train;
+mod verify;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use taper_train::data::{DataError, Search};
@@ -42,9 +45,18 @@ struct Common {
     /// Show no progress
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
+    log: Option<String>,
 }
 
 impl Common {
+    fn level(&self) -> tracing::Level {
+        let default = if self.quiet { "warn" } else { "info" };
+        // The names that clap lets pass are levels.
+        self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
     fn search(&self) -> Search {
         Search::from_env(self.data.clone(), self.offline)
     }
@@ -57,6 +69,8 @@ enum Command {
     Sweep(sweep::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
+    Compare(compare::Args),
+    Verify(verify::Args),
     Report(report::Args),
     Reproduce(reproduce::Args),
     Data(data::Args),
@@ -116,8 +130,19 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// Prints a result as text or as one line of JSON.
+fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Result<(), Failure> {
+    let text = if json {
+        serde_json::to_string(result).map_err(|e| Failure::other(format!("error: {e}")))? + "\n"
+    } else {
+        result.to_string()
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
 pub fn main() -> ExitCode {
     let args = Args::parse();
+    taper_train::log::to_stderr(args.common.level());
     if let Some(threads) = args.common.threads
         && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
     {
@@ -126,10 +151,12 @@ pub fn main() -> ExitCode {
     }
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common),
-        Command::Plan(command) => plan::run(&command),
+        Command::Plan(command) => plan::run(&command, &args.common),
         Command::Sweep(command) => sweep::run(&command, &args.common),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
+        Command::Compare(command) => compare::run(&command),
+        Command::Verify(command) => verify::run(&command, &args.common),
         Command::Report(command) => report::run(&command),
         Command::Reproduce(command) => reproduce::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),

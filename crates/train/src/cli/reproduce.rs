@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use taper_train::report::Form;
 use taper_train::reproduce::{self, Cell, Plan, Published, Scale, Target};
-use taper_train::run::{Options, Show, Watch};
+use taper_train::run::{Options, Show};
 use taper_train::sweep::{Ended, Processes, Sweep, Workers};
 use taper_train::{Recipe, Registries};
 
@@ -115,7 +115,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: train::stop_on_interrupt(),
-        watch: Watch::default(),
+        wait: true,
+        ..Options::default()
     };
     let mut sweep = Sweep::open(&recipes, &options)?;
     if !common.quiet {

@@ -2,7 +2,7 @@ use super::{Common, Failure, train};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
-use taper_train::run::{Options, Show, Watch};
+use taper_train::run::{Options, Show};
 use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, slurm, table};
 use taper_train::{Recipe, Registries};
 
@@ -56,7 +56,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: train::stop_on_interrupt(),
-        watch: Watch::default(),
+        wait: true,
+        ..Options::default()
     };
     let name = recipe.name.clone();
     let recipes = [recipe];
@@ -140,7 +141,7 @@ fn submit(
         return Ok(());
     }
     let path = slurm::write(sweep, &job, registries)?;
-    writeln!(std::io::stdout(), "sbatch {}", path.display())?;
+    writeln!(std::io::stdout(), "{}", slurm::submit_command(&path))?;
     eprintln!(
         "submit it with the command above; when the job has ended, the same sweep without --launcher prints the table"
     );

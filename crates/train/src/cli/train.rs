@@ -42,6 +42,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         search: common.search(),
         show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
         stop: stop_on_interrupt(),
+        wait: args.worker,
         watch: if args.worker { tell_steps() } else { Watch::default() },
     };
     if args.worker {
@@ -141,34 +142,44 @@ fn report(
         return Ok(());
     }
     let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();
+    let unit = if outcomes.iter().all(|(_, o)| o.summary.epochs <= 1) { "step" } else { "epoch" };
     let mut table = Table::new([
         "optimizer".to_owned(),
         format!("best test {metric}"),
-        "at epoch".into(),
+        format!("at {unit}"),
         format!("last test {metric}"),
-        "epochs/s".into(),
+        format!("{unit}s/s"),
     ]);
-    let value = |v: f64| if metric == "accuracy" { format!("{:.2} %", 100.0 * v) } else { format!("{v:.4}") };
+    let value = |v: f64| match metric.as_str() {
+        "accuracy" => format!("{:.2} %", 100.0 * v),
+        "loss" => format!("{v:.3e}"),
+        _ => format!("{v:.4}"),
+    };
     for (label, outcome) in outcomes {
         let summary = &outcome.summary;
         let key = format!("test.{metric}");
         let best = summary.best.get(&key);
+        let seconds = outcome.seconds.max(1e-9);
         let label = match summary.status {
             Status::Diverged => format!("{label} (diverged)"),
-            _ => label.clone(),
+            Status::Interrupted => format!("{label} (interrupted)"),
+            Status::Finished => label.clone(),
         };
         table.row([
             label,
             best.map_or("-".into(), |b| value(b.value)),
-            best.map_or("-".into(), |b| b.epoch.to_string()),
+            best.map_or("-".into(), |b| if unit == "step" { b.step } else { b.epoch }.to_string()),
             summary.last.get(&key).map_or("-".into(), |v| value(*v)),
-            format!("{:.2}", summary.epochs as f64 / outcome.seconds.max(1e-9)),
+            format!("{:.2}", if unit == "step" { summary.steps } else { summary.epochs } as f64 / seconds),
         ]);
     }
     eprint!("\n{}", table.markdown());
     if outcomes.iter().any(|(_, o)| o.summary.select == "test") {
         eprintln!("The best epoch was chosen on the test set, as in the paper: an optimistic figure.");
     }
+    let mut remarks: Vec<String> = outcomes.iter().flat_map(|(_, o)| o.data.remarks()).collect();
+    remarks.dedup();
+    remarks.iter().for_each(|remark| eprintln!("{remark}"));
     eprintln!("curves: {}", picture.display());
     Ok(())
 }

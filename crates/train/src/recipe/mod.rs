@@ -228,7 +228,17 @@ impl Recipe {
 
     /// All settings with where they came from, and the runs with their ids.
     pub fn plan(&self) -> String {
-        write::plan(self)
+        write::plan(self, &|_| "")
+    }
+
+    /// The settings that all runs of the sweep share, as [`Recipe::settings`] has them.
+    pub fn shared_settings(&self) -> Vec<(String, String, String)> {
+        write::shared(self)
+    }
+
+    /// [`Recipe::plan`] with a word for each run.
+    pub(crate) fn plan_marked(&self, mark: &dyn Fn(&Recipe) -> &'static str) -> String {
+        write::plan(self, mark)
     }
 
     /// Every setting as (path, value, where it came from), in the schema's order.

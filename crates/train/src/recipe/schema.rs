@@ -350,7 +350,7 @@ pub struct Train {
     pub budget: Budget,
     /// When checkpoints are written and how many stay.
     pub checkpoint: Checkpoint,
-    /// Logs the optimizer's inner statistics every epoch.
+    /// Logs the optimizer's inner statistics every epoch, and with every evaluation inside one.
     pub probe: bool,
     /// Which loss an optimizer that scales by the loss is given, when terms are added to it.
     pub loss_for_scale: LossForScale,
@@ -419,15 +419,15 @@ pub enum Average {
         #[serde(default = "Average::swa_every")]
         every: u64,
     },
-    /// Switches to averaged SGD once the chosen metric stops falling.
+    /// Switches from SGD to averaged SGD, at the base rate, once the loss of the set that chooses stops falling.
     Asgd {
         /// The switch comes when the loss exceeds the least of all values but this many last ones.
         #[serde(default = "Average::asgd_window")]
         window: u64,
-        /// Decay of the step.
+        /// λ of the step η / (1 + λ η t)^α, which also decays the weights.
         #[serde(default)]
         lambd: f64,
-        /// Exponent of the step's decay.
+        /// α of the step.
         #[serde(default = "Average::asgd_alpha")]
         alpha: f64,
         /// Step after the switch from which the average is kept.
@@ -503,7 +503,7 @@ pub enum OnDivergence {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Budget {
-    /// Seconds of training.
+    /// Seconds of one session: the run is interrupted then, and the same command goes on with it.
     #[serde(default)]
     pub seconds: Option<f64>,
     /// Optimizer steps.
@@ -522,7 +522,7 @@ pub struct Checkpoint {
     /// After every so many steps.
     #[serde(default)]
     pub every_steps: Option<u64>,
-    /// How many of the latest stay; the best one stays anyway.
+    /// How many of the latest stay. The best one stays anyway: an evaluation that is the best so far writes one.
     pub keep: u64,
 }
 

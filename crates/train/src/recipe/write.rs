@@ -83,14 +83,13 @@ fn plain(text: &str) -> bool {
         )
 }
 
-/// All settings with where they came from, then the runs.
-pub(super) fn plan(recipe: &Recipe) -> String {
+/// The settings that all runs share, each as (path, value, where it came from).
+pub(super) fn shared(recipe: &Recipe) -> Vec<(String, String, String)> {
     let runs = recipe.runs();
     let varied: Vec<&str> =
         runs.iter().flat_map(|run| run.varied.iter().map(|(key, _)| key.as_str())).collect();
-    // With a sweep the listing holds what all runs share, which is what the first one has besides what is varied.
-    let shared: Vec<(String, String, String)> = runs
-        .first()
+    // With a sweep these are what all runs share, which is what the first one has besides what is varied.
+    runs.first()
         .map(Recipe::settings)
         .unwrap_or_default()
         .into_iter()
@@ -99,7 +98,12 @@ pub(super) fn plan(recipe: &Recipe) -> String {
                 && !varied.contains(&path.as_str())
                 && runs.iter().all(|run| run.text(path).as_ref() == Some(value))
         })
-        .collect();
+        .collect()
+}
+
+/// All settings with where they came from, then the runs, each with what `mark` says of it.
+pub(super) fn plan(recipe: &Recipe, mark: &dyn Fn(&Recipe) -> &'static str) -> String {
+    let (runs, shared) = (recipe.runs(), shared(recipe));
     let path_width = shared.iter().map(|(path, _, _)| path.chars().count()).max().unwrap_or(0);
     let value_width = shared.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0).min(40);
     let mut out = String::new();
@@ -114,7 +118,8 @@ pub(super) fn plan(recipe: &Recipe) -> String {
     for (run, name) in runs.iter().zip(&names) {
         let settings: Vec<String> =
             run.varied.iter().map(|(key, value)| format!("{key}={}", flow(value))).collect();
-        let _ = writeln!(out, "{}", format!("  {name:name_width$}  {}", settings.join(" ")).trim_end());
+        let line = format!("  {name:name_width$}  {}  {}", settings.join(" "), mark(run));
+        let _ = writeln!(out, "{}", line.trim_end());
     }
     out
 }

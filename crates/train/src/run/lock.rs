@@ -1,34 +1,71 @@
-//! One process at a time works on a run.
-use super::RunError;
-use std::fs::{self, File, TryLockError};
+//! One process a run: a lock of the operating system, which ends with its process, however that ends.
+use super::{Options, RunError};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tracing::{info, warn};
 
-/// Holds a run's folder; the system lets go of it when the process ends, however it ends.
-pub(crate) struct Lock {
-    _file: File,
-}
+/// Held while a run is trained. Its file stays, empty, when it is released.
+pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Waits until no other process holds `folder`. `None` when `stop` was set meanwhile.
-    pub fn take(folder: &Path, stop: &AtomicBool, say: impl FnOnce()) -> Result<Option<Self>, RunError> {
-        fs::create_dir_all(folder).map_err(RunError::io(folder))?;
-        let path = folder.join(".lock");
-        let file = File::create(&path).map_err(RunError::io(&path))?;
-        let mut say = Some(say);
+    /// Locks a run's folder if it is there: who must wait hears of it before long preparations.
+    pub fn early(folder: &Path, options: &Options) -> Result<Option<Self>, RunError> {
+        folder.is_dir().then(|| Self::acquire(folder, options)).transpose()
+    }
+
+    /// Locks a run's folder. Where another process is at work in it, waits for that or says who it is.
+    pub fn acquire(folder: &Path, options: &Options) -> Result<Self, RunError> {
+        let mut waited = false;
         loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Some(Self { _file: file })),
-                Err(TryLockError::Error(e)) => return Err(RunError::io(&path)(e)),
-                Err(TryLockError::WouldBlock) if stop.load(Ordering::Relaxed) => return Ok(None),
-                Err(TryLockError::WouldBlock) => {
-                    if let Some(say) = say.take() {
-                        say();
+            match Self::attempt(folder) {
+                Err(RunError::Busy { holder, .. }) if options.wait => {
+                    if options.stop.load(Ordering::Relaxed) {
+                        return Err(RunError::Interrupted { step: 0 });
+                    }
+                    if !waited {
+                        info!("{}: {holder} is at work on it: waiting for that", folder.display());
+                        waited = true;
                     }
                     std::thread::sleep(Duration::from_millis(50));
                 }
+                result => return result,
             }
         }
+    }
+
+    fn attempt(folder: &Path) -> Result<Self, RunError> {
+        let path = folder.join(".lock");
+        let io = |e| RunError::io(&path)(e);
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Whoever has just taken the lock may not have written its name yet.
+                let known = file.take(200).read_to_string(&mut holder).is_ok() && !holder.is_empty();
+                let holder = if known { holder } else { "another process".to_owned() };
+                return Err(RunError::Busy { folder: folder.to_path_buf(), holder });
+            }
+            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {
+                warn!("{}: this file system has no locks: train the run once at a time", path.display());
+            }
+            Err(TryLockError::Error(e)) => return Err(io(e)),
+        }
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.is_empty() { String::new() } else { format!(" on {}", host.trim()) };
+        let name = format!("process {}{host}", std::process::id());
+        file.set_len(0).and_then(|()| file.write_all(name.as_bytes())).map_err(io)?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The lock goes with the file's handle; the name in it is only for messages.
+        let _ = self.0.set_len(0);
     }
 }

@@ -1,11 +1,19 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
 use super::RunError;
+use super::files::hex;
+use super::kill::kill_after;
 use super::tensorboard;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use taper_optim::Probe;
+
+/// Figures by name.
+pub(crate) type Values = Vec<(&'static str, f64)>;
 
 /// What a measurement was made on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -15,7 +23,7 @@ pub enum Split {
     Train,
     /// What was put aside of the training set.
     Val,
-    /// The test set.
+    /// The test set; of a numeric problem, the function after the step.
     Test,
     /// The optimizer's own statistics.
     Probe,
@@ -43,17 +51,19 @@ pub struct Record {
     /// On what.
     pub split: Split,
     /// The values.
-    #[serde(flatten)]
+    #[serde(flatten, with = "super::number::map")]
     pub values: BTreeMap<String, f64>,
 }
 
 /// The open metrics files of a run.
 pub(crate) struct Metrics {
     path: PathBuf,
-    file: File,
-    events: File,
-    /// Bytes of `metrics.jsonl`.
-    pub bytes: u64,
+    file: BufWriter<File>,
+    events: BufWriter<File>,
+    /// When a reader could last see all lines.
+    flushed: Instant,
+    bytes: u64,
+    hash: Sha256,
     /// All records so far.
     pub records: Vec<Record>,
 }
@@ -88,14 +98,15 @@ impl Metrics {
         let records: Vec<Record> = text.lines().enumerate().map(parse).collect::<Result<_, _>>()?;
 
         let events_path = folder.join("events.out.tfevents.0.taper");
-        let mut events = open(&events_path)?;
-        let write = |events: &mut File| {
-            events.set_len(0)?;
-            events.write_all(&tensorboard::header())?;
-            records.iter().try_for_each(|record| events.write_all(&tensorboard::event(record)))
+        let mut events = BufWriter::new(open(&events_path)?);
+        let write = |events: &mut BufWriter<File>| {
+            events.get_ref().set_len(0)?;
+            events.write_all(&tensorboard::file(&records))?;
+            events.flush()
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
-        Ok(Self { path, file, events, bytes, records })
+        let (hash, file, flushed) = (Sha256::new_with_prefix(&text), BufWriter::new(file), Instant::now());
+        Ok(Self { path, file, events, flushed, bytes, hash, records })
     }
 
     /// Appends a line.
@@ -105,15 +116,63 @@ impl Metrics {
             message: format!("a record cannot be written: {e}"),
         })?;
         line.push(b'\n');
+        kill_after("metrics-half-line", || {
+            drop(self.file.write_all(&line[..line.len() / 2]).and_then(|()| self.file.flush()))
+        });
         self.file.write_all(&line).map_err(RunError::io(&self.path))?;
+        kill_after("metrics-line", || drop(self.file.flush()));
         self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
         self.bytes += line.len() as u64;
+        self.hash.update(&line);
         self.records.push(record);
+        if self.flushed.elapsed() > LATEST {
+            self.flush()?;
+        }
         Ok(())
     }
 
-    /// Makes all lines durable: before a checkpoint vouches for them.
-    pub fn sync(&self) -> Result<(), RunError> {
-        self.file.sync_all().map_err(RunError::io(&self.path))
+    /// The last value of a figure, and the step it was measured after.
+    pub fn last(&self, split: Split, metric: &str) -> Option<(f64, u64)> {
+        let record = self.records.iter().rev().find(|record| record.split == split)?;
+        Some((*record.values.get(metric)?, record.step))
     }
+
+    fn flush(&mut self) -> Result<(), RunError> {
+        self.flushed = Instant::now();
+        self.file.flush().and_then(|()| self.events.flush()).map_err(RunError::io(&self.path))
+    }
+
+    /// Makes all lines durable: before a checkpoint vouches for them.
+    pub fn sync(&mut self) -> Result<(), RunError> {
+        self.flush()?;
+        let synced = self.file.get_ref().sync_all().and_then(|()| self.events.get_ref().sync_all());
+        synced.map_err(RunError::io(&self.path))
+    }
+
+    /// The length and the SHA-256 of `metrics.jsonl`.
+    pub fn vouch(&self) -> (u64, String) {
+        (self.bytes, hex(&self.hash.clone().finalize()))
+    }
+}
+
+/// Who follows the file sees a line at the latest when the first one after so long is written.
+const LATEST: Duration = Duration::from_secs(1);
+
+/// The optimizer's statistics of a step by name.
+pub(super) fn of_probe(probe: &Probe) -> BTreeMap<String, f64> {
+    let mut values = BTreeMap::new();
+    for param in &probe.params {
+        values.insert(format!("update_ratio/{}", param.name), param.update_ratio);
+        for (name, value) in &param.numbers {
+            values.insert((*name).to_owned(), *value);
+        }
+        if let Some((name, d)) = &param.observed {
+            let quantiles = ["p01", "p25", "p50", "p75", "p99"].into_iter().zip(d.quantiles);
+            let moments = [("min", d.min), ("mean", d.mean), ("max", d.max), ("negative", d.negative as f64)];
+            for (which, value) in moments.into_iter().chain(quantiles) {
+                values.insert(format!("{name}_{which}/{}", param.name), value);
+            }
+        }
+    }
+    values
 }

@@ -6,48 +6,63 @@
 //!   manifest.json    what it ran with: code, device, threads, data
 //!   metrics.jsonl    one line a measurement; no times
 //!   events.out.*     the same for TensorBoard
-//!   checkpoints/     step-<n>/{model,optimizer}.safetensors, state.json
+//!   checkpoints/     step-<n>/{model,optimizer,average}.safetensors, state.json
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
-mod checkpoint;
+mod average;
+pub(crate) mod checkpoint;
 mod error;
+mod evaluate;
 mod files;
+pub(crate) mod folder;
+mod inspect;
+mod kill;
 mod lock;
+mod manifest;
 mod metrics;
+mod network;
+mod number;
+mod open;
 mod optimizers;
+mod problem;
 mod progress;
 mod summary;
 mod task;
-mod tensorboard;
+pub(crate) mod tensorboard;
+mod timing;
 mod watch;
 
 pub use error::RunError;
-pub(crate) use files::replace as replace_file;
+pub use inspect::{Inspection, Part, inspect};
 pub use metrics::{Record, Split};
 pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 pub use watch::{Tick, Watch};
 
-use crate::data::Search;
-use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
+pub(crate) use files::replace as replace_file;
+pub(crate) use folder::write_recipe;
+pub(crate) use progress::print;
+pub(crate) use timing::peak_megabytes;
+
+use crate::data::{Provenance, Search};
+use crate::recipe::{LossForScale, OnDivergence};
 use crate::{Recipe, Registries};
-use candle_core::{Device, Tensor};
-use checkpoint::{State, Sums};
+use average::Averaging;
+use candle_core::Tensor;
+use checkpoint::State;
 use lock::Lock;
-use metrics::Metrics;
+use metrics::{Metrics, Values};
 use optimizers::{Optimizers, Time};
 use progress::Progress;
-use serde_json::json;
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 use taper_optim::{Accumulator, StepContext, global_norm};
-use task::{Task, scalar};
+use task::{Gradient, Task};
+use timing::Timing;
+use tracing::{debug, info};
 
 /// How to run, as opposed to what: nothing here can change a result.
 #[derive(Clone, Debug)]
@@ -60,6 +75,8 @@ pub struct Options {
     pub show: Show,
     /// Set it to stop after the current step, with a checkpoint.
     pub stop: Arc<AtomicBool>,
+    /// Whether to wait for another process that is at work on the same run; otherwise that is an error.
+    pub wait: bool,
     /// Who is told of every step.
     pub watch: Watch,
 }
@@ -71,6 +88,7 @@ impl Default for Options {
             search: Search::from_env(None, false),
             show: Show::Auto,
             stop: Arc::default(),
+            wait: false,
             watch: Watch::default(),
         }
     }
@@ -85,6 +103,8 @@ pub struct Outcome {
     pub summary: Summary,
     /// All its measurements.
     pub records: Vec<Record>,
+    /// What it was trained on.
+    pub data: Provenance,
     /// Seconds of training and evaluation, over all its interruptions.
     pub seconds: f64,
 }
@@ -92,68 +112,51 @@ pub struct Outcome {
 /// Trains a recipe without a sweep, or goes on with it where it was interrupted, or returns what it left when it is
 /// finished.
 pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<Outcome, RunError> {
+    if let n @ 2.. = recipe.runs().len() {
+        let message = format!("the recipe has a sweep of {n} runs: train each of `Recipe::runs`");
+        return Err(recipe.error_at("sweep", message).into());
+    }
+    run_until(recipe, registries, options, u64::MAX)
+}
+
+/// [`run`], interrupted once `until` steps are taken.
+pub(crate) fn run_until(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    until: u64,
+) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
-    let waiting = || eprintln!("{}: another process works on this run; waiting for it", recipe.name);
-    let Some(_lock) = Lock::take(&folder, &options.stop, waiting)? else {
-        return Err(RunError::Interrupted { step: 0 });
-    };
-    if let Some(outcome) = finished(&folder)? {
-        let Summary { status, steps, reason, .. } = &outcome.summary;
-        if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
-            // It would diverge again: a run is a function of its recipe.
-            return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
-        }
-        if options.show != Show::Quiet {
-            eprintln!("{}: finished before, nothing to do", recipe.name);
-        }
+    if let Some(outcome) = finished(recipe, &folder)? {
         return Ok(outcome);
     }
-    Run::open(recipe, registries, options, folder)?.train()
+    let lock = Lock::early(&folder, options)?;
+    // While this one waited, another process may have finished it.
+    if lock.is_some()
+        && let Some(outcome) = finished(recipe, &folder)?
+    {
+        return Ok(outcome);
+    }
+    Run::open(recipe, registries, options, folder, lock, until)?.train()
 }
 
-/// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
-pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Path) -> Result<(), RunError> {
-    fs::create_dir_all(folder).map_err(RunError::io(folder))?;
-    let path = folder.join("recipe.yaml");
-    let written = fs::read_to_string(&path).ok();
-    let read = written.and_then(|text| Recipe::parse("recipe.yaml", &text, &[], registries).ok());
-    match read {
-        Some(same) if same.id() == recipe.id() && same.name == recipe.name => Ok(()),
-        _ => files::replace(&path, recipe.to_yaml().as_bytes()),
+impl Recipe {
+    /// Trains it with what comes with Taper, into the folder `runs`. [`run`](fn@run) says how and with what.
+    pub fn run(&self) -> Result<Outcome, RunError> {
+        run(self, &Registries::default(), &Options::default())
     }
 }
 
-/// The outcome of a run that came to its end.
-fn finished(folder: &Path) -> Result<Option<Outcome>, RunError> {
-    let path = folder.join("summary.json");
-    let text = match fs::read(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(RunError::io(&path)(e)),
-    };
-    let damaged = |e: serde_json::Error| RunError::Damaged {
-        path: path.clone(),
-        message: format!("{e}: remove it, and the run goes on from its last checkpoint"),
-    };
-    let summary: Summary = serde_json::from_slice(&text).map_err(damaged)?;
-    if summary.status == Status::Interrupted {
-        return Ok(None);
+/// The outcome of a run that came to its end before.
+fn finished(recipe: &Recipe, folder: &Path) -> Result<Option<Outcome>, RunError> {
+    let Some(outcome) = folder::finished(folder, recipe)? else { return Ok(None) };
+    let Summary { status, steps, reason, .. } = &outcome.summary;
+    if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
+        // It would diverge again: a run is a function of its recipe.
+        return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
     }
-    let length = fs::metadata(folder.join("metrics.jsonl")).map_err(RunError::io(folder))?.len();
-    let metrics = Metrics::open(folder, length)?;
-    Ok(Some(Outcome {
-        folder: folder.to_path_buf(),
-        summary,
-        records: metrics.records,
-        seconds: seconds(folder),
-    }))
-}
-
-/// The seconds that `timing.jsonl` adds up to.
-fn seconds(folder: &Path) -> f64 {
-    let text = fs::read_to_string(folder.join("timing.jsonl")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    lines.filter_map(|line| line["seconds"].as_f64()).sum()
+    info!("{}: finished before, nothing to do", recipe.name);
+    Ok(Some(outcome))
 }
 
 /// A run under way.
@@ -161,242 +164,87 @@ struct Run<'a> {
     recipe: &'a Recipe,
     options: &'a Options,
     folder: PathBuf,
-    task: Task,
+    /// Released when the run ends.
+    _lock: Lock,
+    /// The step after which it is interrupted.
+    until: u64,
+    task: Box<dyn Task>,
     optimizers: Optimizers,
+    average: Averaging,
     metrics: Metrics,
     state: State,
-    /// The split that chooses, and the metric it chooses by.
+    /// The split that chooses the best epoch.
     select: Option<Split>,
+    /// The split that plateaus, early stops, averaged SGD and the best checkpoint go by: never the test set unless it
+    /// is to choose.
+    watched: Option<Split>,
+    /// The figure of merit.
     metric: &'static str,
     progress: Progress,
+    timing: Timing,
     epochs: u64,
     steps: u64,
 }
 
-impl<'a> Run<'a> {
-    fn open(
-        recipe: &'a Recipe,
-        registries: &Registries,
-        options: &'a Options,
-        folder: PathBuf,
-    ) -> Result<Self, RunError> {
-        let device = device(recipe)?;
-        if recipe.train.average != Average::None {
-            return Err(recipe
-                .error_at("train.average", "this version of taper does not average weights")
-                .into());
-        }
-        let mut task = Task::new(recipe, registries, &options.search, &device)?;
-        let mut optimizers = Optimizers::new(recipe, registries, task.params.trainable())?;
-        if let Some(file) = &recipe.train.init_from {
-            task.params
-                .load(Path::new(file))
-                .map_err(|e| recipe.error_at("train.init_from", e.to_string()))?;
-        }
-        let metric = match recipe.train.metric {
-            Some(Metric::Accuracy) if !task.is_classification() => {
-                return Err(recipe
-                    .error_at("train.metric", "text has no accuracy: perplexity or loss")
-                    .into());
-            }
-            Some(Metric::Accuracy) => "accuracy",
-            Some(Metric::Loss) => "loss",
-            Some(Metric::Perplexity) => "perplexity",
-            None if task.is_classification() => "accuracy",
-            None => "perplexity",
-        };
-        let select = match recipe.train.select {
-            Select::Last => None,
-            Select::Test => Some(Split::Test),
-            Select::Val if task.has(Split::Val) => Some(Split::Val),
-            Select::Val => {
-                let message = "there is no validation set: set `data.val`, for example to 0.1";
-                return Err(recipe.error_at("train.select", message).into());
-            }
-        };
+/// What the model carries between batches is saved beside the weights under this prefix.
+const CARRY: &str = "carry/";
 
-        fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-        write_recipe(recipe, registries, &folder)?;
-        files::replace(&folder.join("manifest.json"), &manifest(recipe, &task, &device))?;
-        let loaded = checkpoint::newest(&folder, |warning| eprintln!("{}: {warning}", recipe.name))?;
-        let mut state = State::default();
-        if let Some(loaded) = loaded {
-            let bytes = loaded.files.get("model.safetensors").map_or(&[][..], Vec::as_slice);
-            let tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
-            let (carried, weights): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                tensors.into_iter().partition(|(name, _)| name.starts_with(CARRY));
-            task.params.set(&weights.into_iter().collect())?;
-            let carried: Vec<(String, Tensor)> =
-                carried.into_iter().map(|(name, t)| (name[CARRY.len()..].to_owned(), t)).collect();
-            task.model.set_carry(&carried)?;
-            optimizers.load(&loaded.files)?;
-            if let Some(plateau) = loaded.state.plateau {
-                optimizers.set_plateau(plateau);
-            }
-            state = loaded.state;
-        }
-        let metrics = Metrics::open(&folder, state.metrics_bytes)?;
-
-        let per_epoch = task.batches(0).div_ceil(recipe.train.accumulate).max(1);
-        let (epochs, steps) = match (recipe.train.epochs, recipe.train.steps) {
-            (Some(epochs), _) => (epochs, epochs * per_epoch),
-            (None, Some(steps)) => (steps.div_ceil(per_epoch), steps),
-            // The recipe's check asks for one of the two.
-            (None, None) => (0, 0),
+impl Run<'_> {
+    /// Trains to the end, and writes down how it ended.
+    fn train(mut self) -> Result<Outcome, RunError> {
+        let result = self.epochs();
+        self.progress.finish();
+        let (status, failure) = match result {
+            Ok(status) => (status, None),
+            Err(e @ RunError::Diverged { .. }) => (Status::Diverged, Some(e)),
+            Err(e) => return Err(e),
         };
-        let steps = recipe.train.budget.steps.map_or(steps, |budget| steps.min(budget));
-        let progress = Progress::new(&recipe.name, steps, state.step, options.show);
-        Ok(Self {
-            recipe,
-            options,
-            folder,
-            task,
-            optimizers,
-            metrics,
-            state,
-            select,
-            metric,
-            progress,
-            epochs,
-            steps,
-        })
+        self.timing.finish(self.state.epoch + 1, self.state.step)?;
+        self.metrics.sync()?;
+        let summary = self.summary(status, failure.as_ref()).write(&self.folder)?;
+        if let Some(failure) = failure
+            && self.recipe.train.on_divergence == OnDivergence::Stop
+        {
+            return Err(failure);
+        }
+        if status == Status::Interrupted && self.is_asked_to_stop() {
+            return Err(RunError::Interrupted { step: self.state.step });
+        }
+        let (data, seconds) = (self.task.provenance().clone(), timing::total(&self.folder));
+        Ok(Outcome { folder: self.folder, summary, records: self.metrics.records, data, seconds })
     }
 
     /// The loop.
-    fn train(mut self) -> Result<Outcome, RunError> {
-        let started = Instant::now();
-        let result = self.epochs();
-        self.progress.finish();
-        let status = match result {
-            Ok(status) => status,
-            Err(RunError::Diverged { what, step }) => {
-                self.write_timing(&started)?;
-                let summary = self.write_summary(Status::Diverged, Some(what.clone()))?;
-                return match self.recipe.train.on_divergence {
-                    OnDivergence::Stop => Err(RunError::Diverged { what, step }),
-                    OnDivergence::Record => Ok(self.outcome(summary)),
-                };
-            }
-            Err(e) => return Err(e),
-        };
-        self.write_timing(&started)?;
-        let summary = self.write_summary(status, None)?;
-        match status {
-            Status::Interrupted => Err(RunError::Interrupted { step: self.state.step }),
-            _ => Ok(self.outcome(summary)),
-        }
-    }
-
-    fn outcome(self, summary: Summary) -> Outcome {
-        let seconds = seconds(&self.folder);
-        Outcome { folder: self.folder, summary, records: self.metrics.records, seconds }
-    }
-
     fn epochs(&mut self) -> Result<Status, RunError> {
-        let started = Instant::now();
-        let train = &self.recipe.train;
-        while self.state.epoch < self.epochs && self.state.step < self.steps {
-            if self.state.batch == 0 {
-                self.task.start_epoch()?;
-            }
-            let mut accumulator = Accumulator::new(self.optimizers.vars.clone());
-            let mut gathered = 0;
-            let mut batches = self.task.epoch(self.state.epoch, self.state.batch).peekable();
-            while let Some(batch) = batches.next() {
-                let batch = batch?;
-                let time = Time {
-                    step: self.state.step,
-                    steps: self.steps,
-                    epoch: self.state.epoch,
-                    epochs: self.epochs,
-                };
-                let (loss, correct) = self.task.loss(&batch, self.state.step)?;
-                let total = scalar(&loss.total)?;
-                let raw = scalar(&loss.nll)?;
-                if !total.is_finite() {
-                    let what = format!("the loss is {total}");
-                    return Err(RunError::Diverged { what, step: self.state.step + 1 });
-                }
-                let for_scale = match train.loss_for_scale {
-                    LossForScale::Total => total,
-                    LossForScale::Raw => raw,
-                };
-                let mut grads = taper_models::backward(&loss.total)?;
-                drop(loss);
-                let sums = &mut self.state.sums;
-                sums.loss += raw * batch.samples as f64;
-                sums.correct += correct.unwrap_or(0);
-                sums.samples += batch.samples;
-                self.state.batch += 1;
-
-                let mut scale_loss = for_scale;
-                if train.accumulate > 1 {
-                    accumulator.add(&grads, for_scale, batch.samples as f64)?;
-                    gathered += 1;
-                    if gathered < train.accumulate && batches.peek().is_some() {
-                        continue;
-                    }
-                    gathered = 0;
-                    // Something was added just now.
-                    if let Some((mean, loss)) = accumulator.take()? {
-                        (grads, scale_loss) = (mean, loss);
-                    }
-                }
-                let norm = global_norm(&grads, &self.optimizers.vars)?;
-                if !norm.is_finite() {
-                    let what = format!("the norm of the gradient is {norm}");
-                    return Err(RunError::Diverged { what, step: self.state.step + 1 });
-                }
-                let epoch_ends = batches.peek().is_none();
-                let mut context = StepContext::new().loss(scale_loss).probe(train.probe && epoch_ends);
-                if let Some(max) = train.clip_norm {
-                    context = context.clip_norm(norm, max);
-                }
-                if let Some(limit) = train.clip_value {
-                    context = context.clip_value(limit);
-                }
-                let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
-                self.optimizers.step(&grads, context, &time, rate_scale).map_err(|e| self.place(e))?;
-                self.state.step += 1;
-
-                let (step, epoch) = (self.state.step, self.state.epoch + 1);
-                let (epochs, lr) = (self.epochs, self.optimizers.lr(&time));
-                self.progress
-                    .step(step, self.steps, || format!("epoch {epoch}/{epochs}  loss {raw:.4}  lr {lr:.3e}"));
-                let (steps, loss) = (self.steps, raw);
-                self.options.watch.tick(Tick { step, steps, epoch, epochs, loss });
-                if train.log_every > 0 && step.is_multiple_of(train.log_every) {
-                    let values = [("loss", raw), ("lr", lr), ("grad_norm", norm)];
-                    self.record(Split::Train, epoch, values)?;
-                }
-                let due = train.steps.and(train.eval_every).is_some_and(|every| step.is_multiple_of(every));
-                if due && step < self.steps {
-                    self.evaluate(epoch)?;
-                }
-                if train.checkpoint.every_steps.is_some_and(|every| step.is_multiple_of(every)) && !epoch_ends
-                {
-                    self.checkpoint()?;
-                }
-                let late = train.budget.seconds.is_some_and(|limit| started.elapsed().as_secs_f64() > limit);
-                if (self.options.stop.load(Ordering::Relaxed) || late) && !epoch_ends {
-                    self.checkpoint()?;
-                    return Ok(Status::Interrupted);
-                }
-                if step >= self.steps {
+        let checkpoints = &self.recipe.train.checkpoint;
+        while !self.done() {
+            let State { epoch, batch, .. } = self.state;
+            debug!("{}: epoch {} from batch {batch} on, lr {:e}", self.recipe.name, epoch + 1, self.lr());
+            self.task.go_to(epoch, batch)?;
+            while let Some(gradient) = self.gather()? {
+                self.update(&gradient)?;
+                let best = self.evaluates_after(self.state.step) && self.evaluate()?;
+                // Nothing is saved between the last step and what the end of its epoch has to say.
+                if self.done() {
                     break;
                 }
+                let stop = self.must_stop();
+                if stop || best || is_due(checkpoints.every_steps, self.state.step) {
+                    self.checkpoint()?;
+                }
+                if stop {
+                    return Ok(Status::Interrupted);
+                }
             }
-            drop(batches);
-            self.end_epoch()?;
-            if train.early_stop.as_ref().is_some_and(|stop| self.state.stale >= stop.patience) {
-                self.progress
-                    .line(&format!("no improvement for {} evaluations: stopping early", self.state.stale));
+            let best = self.end_epoch()?;
+            if self.done() {
                 break;
             }
-            let done = self.state.epoch >= self.epochs || self.state.step >= self.steps;
-            let late = train.budget.seconds.is_some_and(|limit| started.elapsed().as_secs_f64() > limit);
-            if !done && (self.options.stop.load(Ordering::Relaxed) || late) {
+            let stop = self.must_stop();
+            if stop || best || is_due(checkpoints.every_epochs, self.state.epoch) {
                 self.checkpoint()?;
+            }
+            if stop {
                 return Ok(Status::Interrupted);
             }
         }
@@ -404,186 +252,186 @@ impl<'a> Run<'a> {
         Ok(Status::Finished)
     }
 
-    /// The measurements and the checkpoint after an epoch.
-    fn end_epoch(&mut self) -> Result<(), RunError> {
+    fn done(&self) -> bool {
+        self.over(self.state.epoch)
+    }
+
+    /// Whether all is done after so many epochs: the epochs or steps, or the hope of an improvement.
+    fn over(&self, epochs: u64) -> bool {
         let train = &self.recipe.train;
-        let time =
-            Time { step: self.state.step, steps: self.steps, epoch: self.state.epoch, epochs: self.epochs };
-        let lr = self.optimizers.lr(&time);
-        let Sums { loss, correct, samples } = std::mem::take(&mut self.state.sums);
-        self.state.epoch += 1;
-        self.state.batch = 0;
-        let epoch = self.state.epoch;
-        let mean = loss / samples as f64;
-        let mut values = vec![("loss", mean), ("lr", lr)];
-        match self.task.is_classification() {
-            true => values.push(("accuracy", correct as f64 / samples as f64)),
-            false => values.push(("perplexity", mean.exp())),
-        }
-        self.record(Split::Train, epoch, values)?;
-        if train.probe {
-            self.record_probe(epoch)?;
-        }
-        let last = epoch >= self.epochs || self.state.step >= self.steps;
-        let due = match (train.steps, train.eval_every) {
-            (None, Some(every)) => epoch.is_multiple_of(every),
-            // Counted in steps, evaluations come inside the epoch.
-            (Some(_), Some(_)) => false,
-            (_, None) => true,
-        };
-        if last || due {
-            self.evaluate(epoch)?;
-        }
-        let measured: Vec<String> = [Split::Val, Split::Test]
-            .iter()
-            .filter_map(|split| {
-                let record = self.metrics.records.iter().rev().find(|r| r.split == *split)?;
-                let value = record.values.get(self.metric)?;
-                Some(match self.metric {
-                    "accuracy" => format!("{} accuracy {:.2} %", split.name(), 100.0 * value),
-                    metric => format!("{} {metric} {value:.4}", split.name()),
-                })
-            })
-            .collect();
-        let epochs = self.epochs;
-        self.progress.line(&format!("epoch {epoch}/{epochs}  train loss {mean:.4}  {}", measured.join("  ")));
-        if train.checkpoint.every_epochs.is_some_and(|every| epoch.is_multiple_of(every)) && !last {
-            self.checkpoint()?;
-        }
-        Ok(())
+        let limits = [train.steps, train.budget.steps];
+        train.epochs.is_some_and(|all| epochs >= all)
+            || limits.into_iter().flatten().any(|limit| self.state.step >= limit)
+            || train.early_stop.as_ref().is_some_and(|stop| self.state.stale >= stop.patience)
     }
 
-    fn record<'v>(
-        &mut self,
-        split: Split,
-        epoch: u64,
-        values: impl IntoIterator<Item = (&'v str, f64)>,
-    ) -> Result<(), RunError> {
-        let values = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        self.metrics.add(Record { step: self.state.step, epoch, split, values })
+    /// Whether an evaluation comes after a step within an epoch: where they are counted in steps. At the end there is one
+    /// anyway.
+    fn evaluates_after(&self, step: u64) -> bool {
+        let train = &self.recipe.train;
+        train.steps.is_some() && is_due(train.eval_every, step) && step < self.steps
     }
 
-    /// The optimizer's statistics over all parameters.
-    fn record_probe(&mut self, epoch: u64) -> Result<(), RunError> {
-        let Some(probe) = self.optimizers.main().probe() else { return Ok(()) };
-        let mut values: BTreeMap<String, f64> = BTreeMap::new();
-        for param in &probe.params {
-            values.insert(format!("update_ratio/{}", param.name), param.update_ratio);
-            for (name, value) in &param.numbers {
-                values.insert((*name).to_owned(), *value);
+    /// Whether the user or the time asks for an interruption.
+    fn must_stop(&self) -> bool {
+        let late = self.recipe.train.budget.seconds.is_some_and(|limit| self.timing.seconds() > limit);
+        late || self.is_asked_to_stop()
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until
+    }
+
+    /// The gradient of the next step: of one batch, or the mean over `accumulate` of them. `None` at the end of the
+    /// epoch.
+    fn gather(&mut self) -> Result<Option<Gradient>, RunError> {
+        let train = &self.recipe.train;
+        let mut mean = (train.accumulate > 1).then(|| Accumulator::new(self.optimizers.vars.clone()));
+        let (mut raw, mut samples) = (0.0, 0);
+        for number in 0.. {
+            let draw = self.state.step.wrapping_mul(train.accumulate).wrapping_add(number);
+            let Some(mut batch) = self.task.next(draw)? else { break };
+            if !batch.total.is_finite() {
+                let what = format!("the loss is {}", batch.total);
+                return Err(RunError::Diverged { what, step: self.state.step + 1 });
             }
-            if let Some((name, d)) = &param.observed {
-                let quantiles = ["p01", "p25", "p50", "p75", "p99"].into_iter().zip(d.quantiles);
-                let moments =
-                    [("min", d.min), ("mean", d.mean), ("max", d.max), ("negative", d.negative as f64)];
-                for (which, value) in moments.into_iter().chain(quantiles) {
-                    values.insert(format!("{name}_{which}/{}", param.name), value);
-                }
-            }
-        }
-        self.metrics.add(Record { step: self.state.step, epoch, split: Split::Probe, values })
-    }
-
-    /// Measures the validation and test sets and takes note of the best.
-    fn evaluate(&mut self, epoch: u64) -> Result<(), RunError> {
-        for split in [Split::Val, Split::Test] {
-            if !self.task.has(split) {
+            self.state.sums.loss += batch.raw * batch.samples as f64;
+            self.state.sums.correct += batch.correct;
+            self.state.sums.samples += batch.samples;
+            self.state.batch += 1;
+            let Some(mean) = &mut mean else { return Ok(Some(batch)) };
+            raw += batch.raw * batch.samples as f64;
+            samples += batch.samples;
+            mean.add(&batch.grads, batch.total, batch.samples as f64)?;
+            if number + 1 < train.accumulate && !batch.last {
                 continue;
             }
-            let evaluation = self.task.evaluate(split)?;
-            let mut values = vec![("loss", evaluation.loss)];
-            match evaluation.accuracy {
-                Some(accuracy) => values.push(("accuracy", accuracy)),
-                None => values.push(("perplexity", evaluation.loss.exp())),
-            }
-            let value = values.iter().find(|(name, _)| *name == self.metric).map(|(_, value)| *value);
-            self.record(split, epoch, values)?;
-            let watched =
-                self.select.unwrap_or(if self.task.has(Split::Val) { Split::Val } else { Split::Test });
-            if let (Some(value), true) = (value, split == watched) {
-                self.take_note(value);
-            }
+            let Some((grads, total)) = mean.take()? else { break };
+            batch.raw = raw / samples as f64;
+            return Ok(Some(Gradient { grads, total, samples, ..batch }));
+        }
+        Ok(None)
+    }
+
+    /// One step of the optimizers.
+    fn update(&mut self, batch: &Gradient) -> Result<(), RunError> {
+        let train = &self.recipe.train;
+        let norm = global_norm(&batch.grads, &self.optimizers.vars)?;
+        if !norm.is_finite() {
+            let what = format!("the norm of the gradient is {norm}");
+            return Err(RunError::Diverged { what, step: self.state.step + 1 });
+        }
+        let (step, epoch) = (self.state.step + 1, self.state.epoch + 1);
+        let probe = train.probe && (batch.last || self.evaluates_after(step) || step == self.steps);
+        let loss = match train.loss_for_scale {
+            LossForScale::Total => batch.total,
+            LossForScale::Raw => batch.raw,
+        };
+        let mut context = StepContext::new().loss(loss).probe(probe);
+        if let Some(max) = train.clip_norm {
+            context = context.clip_norm(norm, max);
+        }
+        if let Some(limit) = train.clip_value {
+            context = context.clip_value(limit);
+        }
+        let time = self.time(self.state.step);
+        let scheduled = self.average.schedule(self.optimizers.factor(&time));
+        let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
+        let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
+        self.optimizers.step(&batch.grads, context, &time, factor).map_err(|e| self.place(e))?;
+        self.average.after_step(self.state.epoch)?;
+        self.state.step = step;
+
+        let (raw, lr, epochs) = (batch.raw, self.optimizers.lr() * scheduled, self.epochs);
+        self.progress.step(step, self.steps, || {
+            format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}", progress::short("loss", raw))
+        });
+        self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
+        if is_due(Some(train.log_every), step) {
+            self.record(Split::Train, vec![("loss", raw), ("lr", lr), ("grad_norm", norm)])?;
+        }
+        if probe && let Some(probe) = self.optimizers.main().probe() {
+            let values = metrics::of_probe(probe);
+            self.metrics.add(Record { step, epoch, split: Split::Probe, values })?;
         }
         Ok(())
     }
 
-    /// The best so far, how long ago it was, and the plateau schedule's look at it.
-    fn take_note(&mut self, value: f64) {
-        let higher = summary::higher_is_better(self.metric);
-        self.optimizers.observe(if higher { -value } else { value });
-        let delta = self.recipe.train.early_stop.as_ref().map_or(0.0, |stop| stop.min_delta);
-        let better = |old: f64| if higher { value > old + delta } else { value < old - delta };
-        if self.state.best.is_none_or(|(old, _)| better(old)) {
-            self.state.best = Some((value, self.state.step));
-            self.state.stale = 0;
-        } else {
-            self.state.stale += 1;
+    /// The measurements after an epoch. True when an evaluation was the best so far.
+    fn end_epoch(&mut self) -> Result<bool, RunError> {
+        let train = &self.recipe.train;
+        let (epoch, step) = (self.state.epoch + 1, self.state.step);
+        let sums = std::mem::take(&mut self.state.sums);
+        let mut values = self.task.epoch_values(&sums);
+        if !values.is_empty() {
+            values.push(("lr", self.lr()));
+            self.record(Split::Train, values)?;
         }
+        if self.average.after_epoch(self.state.epoch)? {
+            debug!("{}: gathering the running statistics of the average", self.recipe.name);
+            let epoch = self.state.epoch;
+            self.with_average(|task| task.gather_statistics(epoch))?;
+        }
+        // Counted in steps, evaluations come inside the epoch.
+        let due = train.eval_every.is_none() || train.steps.is_none() && is_due(train.eval_every, epoch);
+        let measured = self.metrics.last(Split::Test, "loss").is_some_and(|(_, at)| at == step);
+        let best = (due || self.over(epoch)) && !measured && self.evaluate()?;
+        self.state.epoch = epoch;
+        self.state.batch = 0;
+
+        let mut line = format!("epoch {epoch}/{}", self.epochs);
+        for split in [Split::Train, Split::Val, Split::Test] {
+            let metric = if split == Split::Train { "loss" } else { self.metric };
+            if let Some((value, _)) = self.metrics.last(split, metric) {
+                line += &format!("  {} {metric} {}", split.name(), progress::short(metric, value));
+            }
+        }
+        self.progress.line(&line);
+        self.timing.line(epoch, step)?;
+        Ok(best)
     }
 
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        let vars = self.task.params().vars().into_iter();
         let mut weights: BTreeMap<String, Tensor> =
-            self.task.params.vars().into_iter().map(|(name, var)| (name, var.as_tensor().clone())).collect();
-        for (name, tensor) in self.task.model.carry() {
+            vars.map(|(name, var)| (name, var.as_tensor().clone())).collect();
+        for (name, tensor) in self.task.carry() {
             weights.insert(format!("{CARRY}{name}"), tensor.contiguous()?);
         }
-        let bytes = safetensors::serialize(&weights, None).map_err(candle_core::Error::wrap)?;
+        let bytes = |tensors| safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap);
         let mut files = self.optimizers.save()?;
-        files.insert("model.safetensors".into(), bytes);
+        files.insert("model.safetensors".into(), bytes(&weights)?);
+        if let Some(average) = self.average.tensors() {
+            files.insert("average.safetensors".into(), bytes(&average)?);
+        }
         self.metrics.sync()?;
-        self.state.metrics_bytes = self.metrics.bytes;
+        (self.state.metrics_bytes, self.state.metrics_sha256) = self.metrics.vouch();
         self.state.plateau = Some(self.optimizers.plateau());
+        self.state.average = self.average.state.clone();
         checkpoint::write(&self.folder, &self.state, &files)?;
         let keep = usize::try_from(self.recipe.train.checkpoint.keep).unwrap_or(usize::MAX).max(1);
-        checkpoint::prune(&self.folder, keep, self.state.best.map(|(_, step)| step))
+        checkpoint::prune(&self.folder, self.state.step, keep, self.state.best.map(|(_, step)| step))
     }
 
-    fn write_summary(&self, status: Status, reason: Option<String>) -> Result<Summary, RunError> {
-        let (last, best) = summary::extremes(&self.metrics.records);
-        let chosen = match (self.select, self.state.best) {
-            (Some(_), Some((_, step))) => Some(step),
-            _ => self.metrics.records.iter().rev().find(|r| r.split == Split::Test).map(|r| r.step),
-        };
-        let at_choice = self.metrics.records.iter().filter(|r| Some(r.step) == chosen);
-        let selected = at_choice
-            .filter(|r| matches!(r.split, Split::Val | Split::Test))
-            .flat_map(|r| r.values.iter().map(|(k, v)| (format!("{}.{k}", r.split.name()), *v)))
-            .collect();
-        let summary = Summary {
-            id: self.recipe.id().to_owned(),
-            name: self.recipe.name.clone(),
-            status,
-            steps: self.state.step,
-            epochs: self.state.epoch,
-            select: self.select.map_or("last", Split::name).to_owned(),
-            metric: self.metric.to_owned(),
-            last,
-            best,
-            selected,
-            reason,
-        };
-        let path = self.folder.join("summary.json");
-        let mut json = serde_json::to_vec_pretty(&summary)
-            .map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
-        json.push(b'\n');
-        files::replace(&path, &json)?;
-        Ok(summary)
+    /// A line of metrics in the epoch under way.
+    fn record(&mut self, split: Split, values: Values) -> Result<(), RunError> {
+        let values = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        self.metrics.add(Record { step: self.state.step, epoch: self.state.epoch + 1, split, values })
     }
 
-    /// One line for this session of the run.
-    fn write_timing(&self, started: &Instant) -> Result<(), RunError> {
-        let path = self.folder.join("timing.jsonl");
-        let seconds = started.elapsed().as_secs_f64();
-        let line = json!({
-            "step": self.state.step,
-            "epoch": self.state.epoch,
-            "seconds": seconds,
-            "threads": rayon::current_num_threads(),
-            "peak_mb": peak_megabytes(),
-        });
-        let mut options = fs::OpenOptions::new();
-        let mut file = options.append(true).create(true).open(&path).map_err(RunError::io(&path))?;
-        writeln!(file, "{line}").map_err(RunError::io(&path))
+    /// The time of the step after `step` others.
+    fn time(&self, step: u64) -> Time {
+        Time { step, steps: self.steps, epoch: self.state.epoch, epochs: self.epochs }
+    }
+
+    /// The schedule's factor at the last step.
+    fn last_factor(&self) -> f64 {
+        self.optimizers.factor(&self.time(self.state.step.saturating_sub(1)))
+    }
+
+    /// The rate of the last step, or of the first.
+    fn lr(&self) -> f64 {
+        self.optimizers.lr() * self.average.schedule(self.last_factor())
     }
 
     /// Points at the recipe where the optimizer's refusal came from it.
@@ -597,56 +445,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What the model carries between batches is saved beside the weights under this prefix.
-const CARRY: &str = "carry/";
-
-fn device(recipe: &Recipe) -> Result<Device, RunError> {
-    match recipe.device {
-        Where::Auto | Where::Cpu => Ok(Device::Cpu),
-        other => {
-            let message = format!("this build of taper computes on the CPU only, found `{other}`");
-            Err(recipe.error_at("device", message).into())
-        }
-    }
-}
-
-fn manifest(recipe: &Recipe, task: &Task, device: &Device) -> Vec<u8> {
-    let manifest = json!({
-        "recipe": recipe.id(),
-        "taper": env!("CARGO_PKG_VERSION"),
-        "features": if cfg!(feature = "hub") { vec!["hub"] } else { vec![] },
-        "device": format!("{:?}", device.location()).to_lowercase(),
-        "cpu_features": cpu_features(),
-        "threads": rayon::current_num_threads(),
-        "parameters": task.params.count(),
-        "data": task.provenance,
-    });
-    let mut bytes = manifest.to_string().into_bytes();
-    if let Ok(pretty) = serde_json::to_vec_pretty(&manifest) {
-        bytes = pretty;
-    }
-    bytes.push(b'\n');
-    bytes
-}
-
-/// The instruction sets that decide which kernels ran: results are equal bit for bit where these are.
-fn cpu_features() -> Vec<&'static str> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let found = [
-            ("avx2", is_x86_feature_detected!("avx2")),
-            ("fma", is_x86_feature_detected!("fma")),
-            ("avx512f", is_x86_feature_detected!("avx512f")),
-        ];
-        found.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    Vec::new()
-}
-
-/// The largest resident size of this process so far, where the system tells it.
-pub(crate) fn peak_megabytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kb| kb / 1024)
+/// Whether something that is done every so many steps or epochs is due after `n` of them; never where it is done every 0.
+fn is_due(every: Option<u64>, n: u64) -> bool {
+    every.is_some_and(|every| every > 0 && n.is_multiple_of(every))
 }

@@ -1,9 +1,10 @@
 //! The optimizers of a run: one, or several that share the parameters between them.
 use super::RunError;
-use crate::recipe::{Map, NoDecay, Recipe};
+use crate::recipe::{Average, Map, NoDecay, Recipe};
 use crate::{Registries, Schedules};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use taper_optim::{Group, Optimizer, Per, PlateauState, StateDict, StepContext};
 
@@ -28,6 +29,8 @@ pub(crate) struct Optimizers {
     all: Vec<Box<dyn Optimizer>>,
     /// The variables they train.
     pub vars: Vec<Var>,
+    /// What takes the place of the first when the run switches to averaged SGD.
+    averaged: Option<Box<dyn Optimizer>>,
     schedules: Schedules,
     momentum: Option<f64>,
 }
@@ -88,7 +91,32 @@ impl Optimizers {
         if registries.optimizers.get(&section.name)?.defaults.contains_key("lr") {
             hyper.insert("lr".into(), section.lr.into());
         }
-        all.insert(0, registries.optimizers.get(&section.name)?.build(params, &hyper, &groups)?);
+        let entry = registries.optimizers.get(&section.name)?;
+        let averaged = match &recipe.train.average {
+            Average::Asgd { lambd, .. } => {
+                if section.name != "sgd" || !all.is_empty() {
+                    let message = "averaged SGD goes on from plain SGD: give `optimizer: {name: sgd}` for all parameters";
+                    return Err(recipe.error_at("train.average.kind", message).into());
+                }
+                // x - e(g + wx) - λex: λ is one more weight decay.
+                let more = |overrides: &Map, otherwise: f64| {
+                    let decay =
+                        overrides.get("weight_decay").and_then(Value::as_f64).unwrap_or(otherwise) + lambd;
+                    let mut overrides = overrides.clone();
+                    overrides.insert("weight_decay".into(), decay.into());
+                    overrides
+                };
+                let decay = hyper.get("weight_decay").and_then(Value::as_f64).unwrap_or(0.0);
+                let groups: Vec<Group> = groups
+                    .iter()
+                    .map(|g| Group { pattern: g.pattern.clone(), overrides: more(&g.overrides, decay) })
+                    .collect();
+                let built = entry.build(params.clone(), &more(&hyper, 0.0), &groups);
+                Some(built.map_err(|e| locate(recipe, e))?)
+            }
+            _ => None,
+        };
+        all.insert(0, entry.build(params, &hyper, &groups).map_err(|e| locate(recipe, e))?);
 
         let schedule = &recipe.schedule;
         let schedules = Schedules::new(&schedule.kind, &schedule.config)
@@ -98,28 +126,28 @@ impl Optimizers {
             let message = format!("{} has no momentum to schedule", section.name);
             return Err(recipe.error_at("schedule.momentum", message).into());
         }
-        Ok(Self { all, vars, schedules, momentum })
+        Ok(Self { all, vars, averaged, schedules, momentum })
     }
 
-    /// The learning rate of the recipe's optimizer at a time of the run.
-    pub fn lr(&self, time: &Time) -> f64 {
-        self.all[0].lr() * self.factor(time)
+    /// The base learning rate of the recipe's optimizer.
+    pub fn lr(&self) -> f64 {
+        self.all[0].lr()
     }
 
-    fn factor(&self, time: &Time) -> f64 {
+    /// The schedule's factor of all rates at a time of the run.
+    pub fn factor(&self, time: &Time) -> f64 {
         let (t, total) = time.at(self.schedules.per);
         self.schedules.rate.factor(t, total)
     }
 
-    /// One step of all optimizers. When the first refuses, nothing has changed.
+    /// One step of all optimizers at `factor` times their base rates. When the first refuses, nothing has changed.
     pub fn step(
         &mut self,
         grads: &GradStore,
         context: StepContext,
         time: &Time,
-        rate_scale: f64,
+        factor: f64,
     ) -> Result<(), RunError> {
-        let factor = self.factor(time) * rate_scale;
         let context = match (&self.schedules.momentum, self.momentum) {
             (Some(schedule), Some(momentum)) => {
                 let (t, total) = time.at(self.schedules.per);
@@ -134,6 +162,13 @@ impl Optimizers {
         Ok(())
     }
 
+    /// Puts averaged SGD in the place of SGD, if the recipe speaks of it.
+    pub fn switch_to_averaged(&mut self) {
+        if let Some(averaged) = self.averaged.take() {
+            self.all[0] = averaged;
+        }
+    }
+
     /// The plateau's look at an evaluation; lower is better.
     pub fn observe(&mut self, metric: f64) {
         self.schedules.rate.observe(metric);
@@ -145,6 +180,11 @@ impl Optimizers {
 
     pub fn set_plateau(&mut self, state: PlateauState) {
         self.schedules.rate.state = state;
+    }
+
+    /// All of them, the recipe's first.
+    pub fn each(&self) -> impl Iterator<Item = &dyn Optimizer> {
+        self.all.iter().map(|optimizer| &**optimizer)
     }
 
     /// The recipe's optimizer.
@@ -169,6 +209,15 @@ impl Optimizers {
             optimizer.load_state_dict(&StateDict::from_bytes(bytes)?)?;
         }
         Ok(())
+    }
+}
+
+/// Points at the group of the recipe that the optimizer refuses.
+fn locate(recipe: &Recipe, error: taper_optim::Error) -> RunError {
+    let taper_optim::Error::Group { pattern, .. } = &error else { return error.into() };
+    match recipe.optimizer.groups.iter().position(|group| group.pattern == *pattern) {
+        Some(i) => recipe.error_at(&format!("optimizer.groups[{i}].match"), error.to_string()).into(),
+        None => error.into(),
     }
 }
 

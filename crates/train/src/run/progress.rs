@@ -1,7 +1,28 @@
 //! What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere.
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The bar on the terminal, if there is one: lines go above it.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Prints a line on standard error that no bar overwrites.
+pub(crate) fn print(text: &str) {
+    match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(bar) => bar.suspend(|| eprintln!("{text}")),
+        None => eprintln!("{text}"),
+    }
+}
+
+/// A figure in as many digits as a reader takes in.
+pub(crate) fn short(metric: &str, value: f64) -> String {
+    match value.abs() {
+        _ if metric == "accuracy" => format!("{:.2} %", 100.0 * value),
+        size if size == 0.0 || (1e-3..1e5).contains(&size) => format!("{value:.4}"),
+        _ => format!("{value:.3e}"),
+    }
+}
 
 /// How much to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +61,7 @@ impl Progress {
             bar.reset_eta();
             bar
         });
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar.clone();
         Self { name: name.to_owned(), bar, quiet, spoke: Instant::now() }
     }
 
@@ -64,16 +86,15 @@ impl Progress {
 
     /// A line that stays.
     pub fn line(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(format!("{}: {text}", self.name)),
-            None if !self.quiet => eprintln!("{}: {text}", self.name),
-            None => {}
+        if !self.quiet {
+            print(&format!("{}: {text}", self.name));
         }
         self.spoke = Instant::now();
     }
 
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
             bar.finish_and_clear();
         }
     }

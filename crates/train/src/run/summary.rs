@@ -1,7 +1,9 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
 use super::metrics::{Record, Split};
+use super::{Run, RunError, files};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +21,7 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The value.
+    #[serde(with = "super::number")]
     pub value: f64,
     /// The epoch it was measured after.
     pub epoch: u64,
@@ -44,19 +47,86 @@ pub struct Summary {
     /// The metric it chose by.
     pub metric: String,
     /// The last value of `<split>.<metric>`.
+    #[serde(with = "super::number::map")]
     pub last: BTreeMap<String, f64>,
     /// The best value of `<split>.<metric>`: highest accuracy, lowest of all else.
     pub best: BTreeMap<String, Best>,
     /// The values of all evaluations at the selected epoch.
+    #[serde(with = "super::number::map")]
     pub selected: BTreeMap<String, f64>,
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// SHA-256 of the file with nothing here.
+    pub sha256: String,
+}
+
+impl Summary {
+    /// Itself with its checksum filled in.
+    pub(crate) fn sealed(mut self) -> serde_json::Result<Self> {
+        self.sha256.clear();
+        self.sha256 = files::sha256(&serde_json::to_vec_pretty(&self)?);
+        Ok(self)
+    }
+
+    /// Writes it into a run's folder, sealed.
+    pub(crate) fn write(self, folder: &Path) -> Result<Self, RunError> {
+        let path = folder.join("summary.json");
+        let file = self.sealed().and_then(|sealed| Ok((serde_json::to_vec_pretty(&sealed)?, sealed)));
+        let (mut file, sealed) =
+            file.map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
+        file.push(b'\n');
+        files::replace(&path, &file)?;
+        Ok(sealed)
+    }
+}
+
+impl Run<'_> {
+    /// What the run came to.
+    pub fn summary(&self, status: Status, failure: Option<&RunError>) -> Summary {
+        let (last, best) = extremes(&self.metrics.records);
+        let chosen = match (self.select, self.state.best) {
+            (Some(_), Some((_, step))) => Some(step),
+            _ => self.metrics.last(Split::Test, "loss").map(|(_, step)| step),
+        };
+        Summary {
+            id: self.recipe.id().to_owned(),
+            name: self.recipe.name.clone(),
+            status,
+            steps: self.state.step,
+            epochs: self.state.epoch,
+            select: self.select.map_or("last", Split::name).to_owned(),
+            metric: self.metric.to_owned(),
+            last,
+            best,
+            selected: chosen.map(|step| evaluations_at(&self.metrics.records, step)).unwrap_or_default(),
+            reason: match failure {
+                Some(RunError::Diverged { what, .. }) => Some(what.clone()),
+                _ => None,
+            },
+            sha256: String::new(),
+        }
+    }
 }
 
 /// Whether more of it is better.
 pub(crate) fn higher_is_better(metric: &str) -> bool {
     metric == "accuracy"
+}
+
+/// Whether a value of `metric` beats an old one by more than `delta`. No number beats nothing.
+pub(crate) fn beats(metric: &str, value: f64, old: Option<f64>, delta: f64) -> bool {
+    match old {
+        None => value.is_finite(),
+        Some(old) if higher_is_better(metric) => value > old + delta,
+        Some(old) => value < old - delta,
+    }
+}
+
+/// The values of all evaluations after a step, by `<split>.<metric>`.
+pub(crate) fn evaluations_at(records: &[Record], step: u64) -> BTreeMap<String, f64> {
+    let there = records.iter().filter(|r| r.step == step && matches!(r.split, Split::Val | Split::Test));
+    there.flat_map(|r| r.values.iter().map(|(k, v)| (format!("{}.{k}", r.split.name()), *v))).collect()
 }
 
 /// The best and last values of all records, by `<split>.<metric>`.
@@ -67,11 +137,8 @@ pub(crate) fn extremes(records: &[Record]) -> (BTreeMap<String, f64>, BTreeMap<S
             let key = format!("{}.{metric}", record.split.name());
             last.insert(key.clone(), *value);
             let found = Best { value: *value, epoch: record.epoch, step: record.step };
-            let better = |old: &Best| {
-                if higher_is_better(metric) { found.value > old.value } else { found.value < old.value }
-            };
             // The first of equals stays.
-            if best.get(&key).is_none_or(better) {
+            if beats(metric, *value, best.get(&key).map(|old| old.value), 0.0) {
                 best.insert(key, found);
             }
         }

@@ -162,7 +162,7 @@ pub fn shown(metric: &str, value: f64, half_width: Option<f64>) -> String {
 }
 
 /// A setting's value for people.
-pub(super) fn text(value: &Value) -> String {
+pub(crate) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),

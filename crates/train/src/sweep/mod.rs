@@ -17,6 +17,7 @@ mod processes;
 pub mod slurm;
 mod view;
 
+pub(crate) use cell::text as setting_text;
 pub use cell::{Cell, Trial, shown, table};
 pub use processes::Processes;
 

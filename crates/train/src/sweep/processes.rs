@@ -6,7 +6,7 @@
 use super::view::View;
 use super::{Ended, State, Sweep};
 use crate::Registries;
-use crate::run::{RunError, Tick, write_recipe};
+use crate::run::{RunError, Status, Tick, write_recipe};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -48,7 +48,8 @@ pub(super) fn run(
     let mut waiting = VecDeque::from(sweep.waiting());
     let mut running: BTreeMap<usize, Option<ChildStdin>> = BTreeMap::new();
     let (reports, inbox) = mpsc::channel();
-    let jobs = processes.jobs.max(1);
+    let jobs = processes.jobs.clamp(1, waiting.len().max(1));
+    let threads = (processes.threads / jobs).max(1);
     loop {
         let stopping = sweep.options.stop.load(Ordering::Relaxed);
         if stopping {
@@ -59,7 +60,7 @@ pub(super) fn run(
             && running.len() < jobs
             && let Some(index) = waiting.pop_front()
         {
-            match start(sweep, index, registries, processes, &reports) {
+            match start(sweep, index, registries, processes, threads, &reports) {
                 Ok(input) => {
                     running.insert(index, input);
                     view.started(&sweep.runs[index], index);
@@ -83,6 +84,7 @@ pub(super) fn run(
             Report::Tick(tick) => view.tick(index, tick),
             Report::Ended { status, said } => {
                 running.remove(&index);
+                let warnings = said.clone();
                 let message = match status {
                     Ok(status) if said.is_empty() => {
                         format!("the process ended with {status} and said nothing")
@@ -96,6 +98,10 @@ pub(super) fn run(
                     // It was asked to stop, or the same interrupt reached it: nothing failed.
                     sweep.runs[index].state = State::Missing;
                 }
+                let run = &sweep.runs[index];
+                if run.summary().is_some_and(|summary| summary.status == Status::Finished) {
+                    warnings.lines().for_each(|line| view.line(&format!("{}: {line}", run.label())));
+                }
                 view.ended(sweep, index);
             }
         }
@@ -108,11 +114,11 @@ fn start(
     index: usize,
     registries: &Registries,
     processes: &Processes,
+    threads: usize,
     reports: &Sender<(usize, Report)>,
 ) -> Result<Option<ChildStdin>, String> {
     let run = &sweep.runs[index];
     write_recipe(&run.recipe, registries, &run.folder).map_err(|e| e.to_string())?;
-    let threads = (processes.threads / processes.jobs.max(1)).max(1);
     let mut command = Command::new(&processes.program);
     command.arg("train").arg(run.folder.join("recipe.yaml")).arg("--runs").arg(&sweep.options.runs);
     command.arg("--worker").args(["--threads", &threads.to_string()]).args(&processes.args);

@@ -40,7 +40,7 @@ pub fn script(sweep: &Sweep, job: &Job) -> String {
 #SBATCH --requeue
 # An interrupt a minute before the end of the time makes the run write a checkpoint.
 #SBATCH --signal=B:INT@60
-#SBATCH --output={runs}/{name}-%a.log
+#SBATCH --output={quoted}/{name}-%a.log
 #SBATCH --open-mode=append
 set -euo pipefail
 run=$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'
@@ -52,7 +52,6 @@ exec {program} train {quoted}/\"$run\"/recipe.yaml --runs {quoted} --threads \"$
         name = job.name,
         tasks = names.len(),
         cpus = job.cpus,
-        runs = runs.display(),
         quoted = quoted(&runs.to_string_lossy()),
         list = names.join("\n"),
         program = quoted(&absolute(&job.program).to_string_lossy()),
@@ -69,6 +68,11 @@ pub fn write(sweep: &Sweep, job: &Job, registries: &Registries) -> Result<PathBu
     let path = sweep.options.runs.join(format!("{}.sbatch", job.name));
     crate::run::replace_file(&path, script(sweep, job).as_bytes())?;
     Ok(path)
+}
+
+/// The command that submits a script.
+pub fn submit_command(script: &Path) -> String {
+    format!("sbatch {}", quoted(&script.to_string_lossy()))
 }
 
 fn absolute(path: &Path) -> PathBuf {

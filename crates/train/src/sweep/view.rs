@@ -50,6 +50,11 @@ impl View {
 
     pub fn tick(&mut self, index: usize, tick: Tick) {
         if let Some(bar) = self.screen.as_ref().and_then(|screen| screen.jobs.get(&index)) {
+            if bar.length() == Some(0) {
+                // Its time starts with its first step, not with its process.
+                bar.set_style(style("{prefix} {wide_bar:.cyan/dim} {pos}/{len} steps  {msg}  {eta} left"));
+                bar.reset_eta();
+            }
             bar.set_length(tick.steps);
             bar.set_position(tick.step);
             bar.set_message(format!("epoch {}/{}  loss {:.4}", tick.epoch, tick.epochs, tick.loss));
@@ -67,14 +72,18 @@ impl View {
         let (done, total, label) = (self.done, self.total, run.label());
         match &run.state {
             State::Missing => self.line(&format!("{label}: stopped; the same command goes on from there")),
-            State::Failed(message) => self.line(&format!("[{done}/{total}] {label}: failed: {message}")),
+            State::Failed(message) => {
+                // The whole of it follows at the end.
+                let first = message.lines().next().unwrap_or_default();
+                self.line(&format!("[{done}/{total}] {label}: failed: {first}"));
+            }
             State::Done(_) if self.screen.is_some() => {}
             State::Done(_) => self.line(&format!("[{done}/{total}] {label}: {}", outcome(run))),
         }
     }
 
     /// A line that stays.
-    fn line(&self, text: &str) {
+    pub fn line(&self, text: &str) {
         match &self.screen {
             Some(screen) => {
                 // A terminal that went away has nobody to tell.
@@ -95,10 +104,6 @@ impl View {
 impl Screen {
     fn new(sweep: &Sweep, done: usize) -> Self {
         let all = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        let style = |template: &str| {
-            // Literals that indicatif accepts; were one wrong, the default style would do.
-            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
-        };
         let mut labels: HashMap<String, usize> = HashMap::new();
         let mut rows: Vec<(String, Vec<String>)> = Vec::new();
         let mut place = Vec::new();
@@ -114,9 +119,9 @@ impl Screen {
         let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         let hidden = rows.len().saturating_sub(ROWS);
         let bar = |(label, marks): (String, Vec<String>)| {
-            let bar = all.add(ProgressBar::new(0).with_style(style("{prefix}  {msg}")));
+            let bar = all.add(ProgressBar::new(0).with_style(style("{prefix}{msg}")));
             bar.set_prefix(format!("{label:width$}"));
-            bar.set_message(marks.join("  "));
+            bar.set_message(joined(&marks));
             (bar, label, marks)
         };
         let rows = rows.into_iter().take(ROWS).map(bar).collect();
@@ -128,17 +133,15 @@ impl Screen {
         let overall =
             ProgressBar::new(total).with_style(style("{wide_bar:.cyan/dim} {pos}/{len} runs  {elapsed}"));
         let overall = all.add(overall.with_position(done as u64));
+        overall.tick();
         Self { all, jobs: BTreeMap::new(), overall, place, rows }
     }
 
     fn started(&mut self, label: &str, index: usize) {
-        let template = "{prefix} {wide_bar:.cyan/dim} {pos}/{len} steps  {msg}  {eta} left";
-        let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
+        let bar = ProgressBar::new(0).with_style(style("{prefix} starting"));
         let bar = self.all.insert_before(&self.overall, bar);
         bar.set_prefix(label.to_owned());
+        bar.tick();
         self.jobs.insert(index, bar);
         self.set(index, "▸".to_owned());
     }
@@ -155,9 +158,19 @@ impl Screen {
         let (row, column) = self.place[index];
         if let Some((bar, _, marks)) = self.rows.get_mut(row) {
             marks[column] = mark;
-            bar.set_message(marks.join("  "));
+            bar.set_message(joined(marks));
         }
     }
+}
+
+/// A literal that indicatif accepts; were one wrong, the default style would do.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// A row of the grid.
+fn joined(marks: &[String]) -> String {
+    marks.iter().map(|mark| format!("{mark:>9}")).collect()
 }
 
 /// A run's place in the grid: its value, or a sign.

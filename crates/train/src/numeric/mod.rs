@@ -1,0 +1,143 @@
+//! Numeric test functions that a recipe can name in place of data and a model.
+//!
+//! A function is a serde configuration that knows its starting point, its value and its gradient, all in f64, and a
+//! name in [`Problems`]. A program of its own can [`register`](Problems::register) more.
+//!
+//! ```
+//! use taper_train::numeric::Problems;
+//! let powell = Problems::builtin().build("powell", &serde_json::Map::new()).unwrap();
+//! let x = powell.start();
+//! let mut gradient = vec![0.0; x.len()];
+//! assert_eq!(powell.evaluate(&x, &mut gradient), 5375.0);
+//! assert_eq!(gradient[..4], [306.0, -144.0, -2.0, -310.0]);
+//! ```
+mod functions;
+
+pub use functions::{Powell, Quadratic, Rosenbrock, Variant};
+
+use crate::recipe::{Map, SectionError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// A function of many numbers.
+pub trait Function: Send + Sync {
+    /// Where the search starts; its length is the number of variables.
+    fn start(&self) -> Vec<f64>;
+    /// The value at `x`. The gradient is written to `gradient`, which is as long.
+    fn evaluate(&self, x: &[f64], gradient: &mut [f64]) -> f64;
+}
+
+/// A function's configuration: serde fields with defaults, unknown keys refused (`deny_unknown_fields`).
+pub trait Config: Function + Serialize + DeserializeOwned + Default + 'static {
+    /// Refuses values that make no function: the key and what was expected and found.
+    fn check(&self) -> Result<(), (&'static str, String)>;
+}
+
+/// One registered function.
+#[derive(Clone, Copy)]
+pub struct Problem {
+    /// Its name in recipes.
+    pub name: &'static str,
+    /// One line about it.
+    pub about: &'static str,
+    build: fn(&str, &Map) -> Result<Built, SectionError>,
+}
+
+/// A function with all the keys it was built from, defaults filled in.
+type Built = (Map, Box<dyn Function>);
+
+/// The functions a recipe can name.
+#[derive(Clone, Default)]
+pub struct Problems(BTreeMap<&'static str, Problem>);
+
+impl Problems {
+    /// The functions that come with Taper.
+    pub fn builtin() -> Self {
+        let mut all = Self::default();
+        all.add::<Powell>(
+            "powell",
+            "extended Powell singular function: convex, its Hessian singular at the minimum",
+        );
+        all.add::<Rosenbrock>(
+            "rosenbrock",
+            "extended Rosenbrock function: a curved valley in every pair of variables",
+        );
+        all.add::<Quadratic>(
+            "quadratic",
+            "½ Σ λ x² with λ spread evenly, on a log scale, from 1 to `condition`",
+        );
+        all
+    }
+
+    fn add<C: Config>(&mut self, name: &'static str, about: &'static str) {
+        self.0.insert(name, Problem { name, about, build: build::<C> });
+    }
+
+    /// Adds a function under a new name; a taken one is an error.
+    pub fn register<C: Config>(
+        &mut self,
+        name: &'static str,
+        about: &'static str,
+    ) -> Result<(), SectionError> {
+        if self.0.contains_key(name) {
+            let message = format!("a problem `{name}` is registered already");
+            return Err(SectionError { key: Some("name".into()), message, known: Vec::new() });
+        }
+        self.add::<C>(name, about);
+        Ok(())
+    }
+
+    /// The function of that name with the keys of a recipe's `problem` section.
+    pub fn build(&self, name: &str, config: &Map) -> Result<Box<dyn Function>, SectionError> {
+        Ok(self.resolve(name, config)?.1)
+    }
+
+    /// All keys with their values, defaults filled in.
+    pub fn check(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
+        Ok(self.resolve(name, config)?.0)
+    }
+
+    fn resolve(&self, name: &str, config: &Map) -> Result<Built, SectionError> {
+        let problem = self.0.get(name).ok_or_else(|| SectionError {
+            key: Some("name".into()),
+            message: format!("unknown problem `{name}`"),
+            known: self.0.keys().map(|name| (*name).to_owned()).collect(),
+        })?;
+        (problem.build)(name, config)
+    }
+
+    /// All functions, by name.
+    pub fn list(&self) -> impl Iterator<Item = &Problem> {
+        self.0.values()
+    }
+}
+
+fn build<C: Config>(name: &str, config: &Map) -> Result<Built, SectionError> {
+    let wrong = |key: &str, message: String, known: &Map| SectionError {
+        key: Some(key.to_owned()),
+        message,
+        known: known.keys().cloned().collect(),
+    };
+    let mut full = object(&C::default());
+    for (key, value) in config {
+        if !full.contains_key(key) {
+            return Err(wrong(key, format!("unknown key `{key}` of problem {name}"), &full));
+        }
+        full.insert(key.clone(), value.clone());
+        // Key by key: serde does not say which one it stumbled over.
+        C::deserialize(Value::Object(full.clone())).map_err(|e| wrong(key, format!("{key}: {e}"), &full))?;
+    }
+    let function =
+        C::deserialize(Value::Object(full.clone())).map_err(|e| wrong("name", e.to_string(), &full))?;
+    function.check().map_err(|(key, message)| wrong(key, format!("{key}: {message}"), &full))?;
+    Ok((object(&function), Box::new(function)))
+}
+
+fn object(config: &impl Serialize) -> Map {
+    match serde_json::to_value(config) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,52 @@
+//! What a run would train, without a step of it.
+use super::open::{device, length};
+use super::optimizers::Optimizers;
+use super::{RunError, task};
+use crate::data::Search;
+use crate::{Recipe, Registries};
+use serde_json::Value;
+use taper_optim::ParamInfo;
+
+/// A run as it would start.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// Epochs.
+    pub epochs: u64,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// The optimizers with their parameters, the recipe's own first.
+    pub parts: Vec<Part>,
+    /// Parameters that are not trained: name and size.
+    pub frozen: Vec<(String, usize)>,
+}
+
+/// An optimizer and the parameters it has.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Its name.
+    pub optimizer: String,
+    /// The hyperparameters of its default group.
+    pub config: Value,
+    /// Its parameters with their groups.
+    pub params: Vec<ParamInfo>,
+}
+
+/// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an
+/// error here as there.
+pub fn inspect(recipe: &Recipe, registries: &Registries, search: &Search) -> Result<Inspection, RunError> {
+    let task = task::of(recipe, registries, search, &device(recipe)?)?;
+    let params = task.params().trainable();
+    let optimizers = Optimizers::new(recipe, registries, params.clone())?;
+    let (epochs, steps) = length(recipe, &*task);
+    // The first is called as in the recipe: `decgd` with a decay has the rule of `decgdw`.
+    let part = |(place, optimizer): (usize, &dyn taper_optim::Optimizer)| Part {
+        optimizer: if place == 0 { &recipe.optimizer.name } else { optimizer.info().name }.to_owned(),
+        config: optimizer.config(),
+        params: optimizer.params(),
+    };
+    let parts: Vec<Part> = optimizers.each().enumerate().map(part).collect();
+    let trained = |name: &str| parts.iter().any(|part| part.params.iter().any(|param| param.name == name));
+    let frozen = params.iter().filter(|(name, _)| !trained(name));
+    let frozen = frozen.map(|(name, var)| (name.clone(), var.elem_count())).collect();
+    Ok(Inspection { epochs, steps, parts, frozen })
+}

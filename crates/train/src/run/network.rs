@@ -1,0 +1,362 @@
+//! A network with the data it learns from, as a task.
+use super::RunError;
+use super::checkpoint::Sums;
+use super::metrics::{Split, Values};
+use super::task::{Gradient, Task};
+use crate::Registries;
+use crate::data::{
+    self, Data, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
+    TextStream,
+};
+use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+use std::iter::Peekable;
+use std::sync::Arc;
+use taper_models::init::is_buffer;
+use taper_models::{Loss, Mode, Model, Params, Task as Shape, ops};
+use tracing::debug;
+
+/// A model, its data and where in it the training is.
+pub(crate) struct Network {
+    params: Params,
+    model: Box<dyn Model>,
+    provenance: Provenance,
+    device: Device,
+    seed: u64,
+    source: Source,
+    batches: Peekable<Batches>,
+}
+
+enum Source {
+    Images { train: ImagePipeline, val: Option<ImagePipeline>, test: ImagePipeline },
+    Text { train: TextStream, val: TextStream, test: TextStream, lengths: Lengths },
+}
+
+type Batches = Box<dyn Iterator<Item = Result<Batch, RunError>>>;
+
+/// One batch on the device.
+struct Batch {
+    input: Tensor,
+    target: Tensor,
+    /// The labels of the partners that a mixed batch was mixed with, and the batch's own part.
+    mixed: Option<(Tensor, f64)>,
+    /// Samples, or tokens.
+    samples: u64,
+    /// The factor of this batch's learning rate.
+    rate_scale: f64,
+}
+
+impl Network {
+    pub fn new(
+        recipe: &Recipe,
+        section: &recipe::Data,
+        model: &recipe::Model,
+        registries: &Registries,
+        search: &Search,
+        device: &Device,
+    ) -> Result<Self, RunError> {
+        let set = registries.data.get(&section.name)?;
+        let mut options: Map = section.config.clone();
+        if set.describe().options.iter().any(|option| option.name == "verify") {
+            options.insert("verify".into(), section.verify.into());
+        }
+        let loaded = set.load(&Value::Object(options), search)?;
+        let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
+        debug!("{}: data {} from {}", recipe.name, section.name, loaded.provenance.source);
+        let (shape, provenance) = (shape(&loaded), loaded.provenance.clone());
+        let source = Source::new(recipe, section, loaded)?;
+
+        let params = Params::new(recipe.seed);
+        let config = Value::Object(model.config.clone());
+        let entry = registries.models.get(&model.name)?;
+        let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
+        let (device, seed) = (device.clone(), recipe.seed);
+        let batches = (Box::new(std::iter::empty()) as Batches).peekable();
+        Ok(Self { params, model, provenance, device, seed, source, batches })
+    }
+
+    /// Whether answers can be right or wrong; text is judged by perplexity.
+    fn is_classification(&self) -> bool {
+        matches!(self.source, Source::Images { .. })
+    }
+
+    /// The batches of an epoch from number `start` on; each is a function of (seed, epoch, number).
+    fn epoch(&self, epoch: u64, start: u64) -> Batches {
+        let device = self.device.clone();
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        match &self.source {
+            Source::Images { train, .. } => {
+                let dims = train.shape();
+                Box::new(train.epoch(epoch, start).map(move |batch| images(batch, dims, &device)))
+            }
+            Source::Text { train, lengths, .. } => {
+                let stream = train.clone();
+                let windows = train.windows(self.seed, epoch, *lengths).skip(start);
+                Box::new(windows.map(move |w| tokens(&stream, w, &device)))
+            }
+        }
+    }
+
+    /// The loss of a training batch.
+    fn loss(&mut self, batch: &Batch, mode: Mode) -> Result<Loss, RunError> {
+        let Some((partners, part)) = &batch.mixed else {
+            return Ok(self.model.loss(&batch.input, &batch.target, mode)?);
+        };
+        let logits = self.model.logits(&batch.input, mode)?;
+        let own = ops::cross_entropy(&logits, &batch.target, &Default::default())?;
+        let other = ops::cross_entropy(&logits, partners, &Default::default())?;
+        let nll = ((own * *part)? + (other * (1.0 - part))?)?;
+        Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+    }
+
+    /// How many answers were right, for classes.
+    fn correct(&self, loss: &Loss, batch: &Batch) -> Result<u64, RunError> {
+        match (&loss.logits, self.is_classification()) {
+            (Some(logits), true) => correct(logits, &batch.target),
+            _ => Ok(0),
+        }
+    }
+
+    /// Works with nothing carried, and leaves what is carried as it was.
+    fn afresh<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, RunError>) -> Result<T, RunError> {
+        let carry = self.model.carry();
+        self.model.set_carry(&[])?;
+        let result = work(self);
+        self.model.set_carry(&carry)?;
+        result
+    }
+
+    /// Mean loss, and accuracy or perplexity.
+    fn values(&self, sums: &Sums) -> Values {
+        let mean = sums.loss / sums.samples as f64;
+        let judged = match self.is_classification() {
+            true => ("accuracy", sums.correct as f64 / sums.samples as f64),
+            false => ("perplexity", mean.exp()),
+        };
+        vec![("loss", mean), judged]
+    }
+}
+
+impl Task for Network {
+    fn params(&self) -> &Params {
+        &self.params
+    }
+
+    fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    fn metrics(&self) -> &'static [&'static str] {
+        if self.is_classification() { &["accuracy", "loss"] } else { &["perplexity", "loss"] }
+    }
+
+    fn has(&self, split: Split) -> bool {
+        match (split, &self.source) {
+            (Split::Val, Source::Images { val, .. }) => val.is_some(),
+            (Split::Probe | Split::Train, _) => false,
+            _ => true,
+        }
+    }
+
+    fn batches(&self, epoch: u64) -> u64 {
+        match &self.source {
+            Source::Images { train, .. } => train.batches() as u64,
+            Source::Text { train, lengths, .. } => train.windows(self.seed, epoch, *lengths).count() as u64,
+        }
+    }
+
+    fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError> {
+        if batch == 0 {
+            self.model.set_carry(&[])?;
+        }
+        self.batches = self.epoch(epoch, batch).peekable();
+        Ok(())
+    }
+
+    fn next(&mut self, draw: u64) -> Result<Option<Gradient>, RunError> {
+        let Some(batch) = self.batches.next().transpose()? else { return Ok(None) };
+        let loss = self.loss(&batch, Mode::Train { seed: self.seed, step: draw })?;
+        Ok(Some(Gradient {
+            total: scalar(&loss.total)?,
+            raw: scalar(&loss.nll)?,
+            correct: self.correct(&loss, &batch)?,
+            samples: batch.samples,
+            rate_scale: batch.rate_scale,
+            grads: taper_models::backward(&loss.total)?,
+            last: self.batches.peek().is_none(),
+        }))
+    }
+
+    fn epoch_values(&self, sums: &Sums) -> Values {
+        self.values(sums)
+    }
+
+    /// In evaluation mode. What the model carries is the same before and after.
+    fn evaluate(&mut self, split: Split) -> Result<Values, RunError> {
+        let device = self.device.clone();
+        let batches: Batches = match (&self.source, split) {
+            (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
+                let dims = set.shape();
+                Box::new(set.epoch(0, 0).map(move |batch| images(batch, dims, &device)))
+            }
+            (Source::Text { val, test, lengths, .. }, _) => {
+                let stream = if split == Split::Val { val.clone() } else { test.clone() };
+                let windows = stream.fixed_windows(lengths.base);
+                Box::new(windows.map(move |w| tokens(&stream, w, &device)))
+            }
+        };
+        self.afresh(|network| {
+            let mut sums = Sums::default();
+            for batch in batches {
+                let batch = batch?;
+                let loss = network.model.loss(&batch.input, &batch.target, Mode::Eval)?;
+                sums.loss += scalar(&loss.nll)? * batch.samples as f64;
+                sums.samples += batch.samples;
+                sums.correct += network.correct(&loss, &batch)?;
+            }
+            Ok(network.values(&sums))
+        })
+    }
+
+    fn gather_statistics(&mut self, epoch: u64) -> Result<(), RunError> {
+        for (name, var) in self.params.vars().into_iter().filter(|(name, _)| is_buffer(name)) {
+            let start = if name.ends_with("running_var") { var.ones_like()? } else { var.zeros_like()? };
+            var.set(&start)?;
+        }
+        let seed = self.seed;
+        self.afresh(|network| {
+            ops::cumulative_statistics(|| {
+                for (number, batch) in network.epoch(epoch, 0).enumerate() {
+                    network.model.logits(&batch?.input, Mode::Train { seed, step: number as u64 })?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    fn carry(&self) -> Vec<(String, Tensor)> {
+        self.model.carry()
+    }
+
+    fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<(), RunError> {
+        Ok(self.model.set_carry(carry)?)
+    }
+}
+
+fn shape(loaded: &Loaded) -> Shape {
+    match &loaded.data {
+        Data::Images { train, .. } => {
+            let Images { height, width, channels, classes, .. } = *train;
+            Shape::Images { height, width, channels, classes }
+        }
+        Data::Text(text) => Shape::Tokens { vocab: text.vocab.len() },
+    }
+}
+
+impl Source {
+    fn new(recipe: &Recipe, section: &recipe::Data, loaded: Loaded) -> Result<Self, RunError> {
+        match loaded.data {
+            Data::Images { train, test } => {
+                let normalize = match &section.augment.normalize {
+                    Some(n) => data::Normalize {
+                        mean: n.mean.iter().map(|v| *v as f32).collect(),
+                        std: n.std.iter().map(|v| *v as f32).collect(),
+                    },
+                    None => loaded.normalize.unwrap_or_else(|| data::Normalize::unit(train.channels)),
+                };
+                let augment = data::Augment {
+                    crop_pad: section.augment.crop_pad,
+                    flip: section.augment.flip,
+                    cutout: section.augment.cutout,
+                    mixup: section.augment.mixup,
+                };
+                let still = |indices: Option<Arc<[u32]>>| PipelineConfig {
+                    batch_size: section.eval_batch_size,
+                    shuffle: false,
+                    augment: data::Augment::default(),
+                    normalize: normalize.clone(),
+                    drop_last: false,
+                    indices,
+                };
+                let parts = section.val.map(|val| {
+                    let size = match val {
+                        Holdout::Fraction(part) => SplitSize::Fraction(part),
+                        Holdout::Count(n) => SplitSize::Count(n),
+                    };
+                    data::split(train.len(), size, recipe.seed)
+                });
+                let (rest, held): (Option<Vec<u32>>, Option<Vec<u32>>) = parts.unzip();
+                let (rest, held) = (rest.map(Arc::from), held.map(Arc::from));
+                let val = match held {
+                    Some(held) => Some(ImagePipeline::new(train.clone(), still(Some(held)), recipe.seed)?),
+                    None => None,
+                };
+                let moving =
+                    PipelineConfig { batch_size: section.batch_size, shuffle: true, augment, ..still(rest) };
+                let train = ImagePipeline::new(train, moving, recipe.seed)?;
+                if train.samples() == 0 {
+                    return Err(recipe.error_at("data.val", "leaves no sample to train on").into());
+                }
+                Ok(Self::Images { train, val, test: ImagePipeline::new(test, still(None), recipe.seed)? })
+            }
+            Data::Text(text) => {
+                let Some(bptt) = &recipe.train.bptt else {
+                    return Err(recipe.error_at("train", "text needs `bptt: {length: 70}`").into());
+                };
+                let Bptt { length, half, std, min } = *bptt;
+                let lengths = Lengths { base: length, half, deviation: std, least: min };
+                let eval = section.eval_batch_size;
+                Ok(Self::Text {
+                    train: TextStream::new(text.train, section.batch_size)?,
+                    val: TextStream::new(text.valid, eval)?,
+                    test: TextStream::new(text.test, eval)?,
+                    lengths,
+                })
+            }
+        }
+    }
+}
+
+fn images(
+    batch: data::ImageBatch,
+    (h, w, c): (usize, usize, usize),
+    device: &Device,
+) -> Result<Batch, RunError> {
+    let n = batch.n;
+    let mixed = match batch.mix {
+        Some(mix) => Some((Tensor::from_vec(mix.labels, n, device)?, f64::from(mix.part))),
+        None => None,
+    };
+    Ok(Batch {
+        input: Tensor::from_vec(batch.pixels, (n, h, w, c), device)?,
+        target: Tensor::from_vec(batch.labels, n, device)?,
+        mixed,
+        samples: n as u64,
+        rate_scale: 1.0,
+    })
+}
+
+fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<Batch, RunError> {
+    let batch = stream.batch(window.start, window.len);
+    let shape = (batch.len, batch.batch);
+    Ok(Batch {
+        input: Tensor::from_vec(batch.input, shape, device)?,
+        target: Tensor::from_vec(batch.target, shape, device)?,
+        mixed: None,
+        samples: (shape.0 * shape.1) as u64,
+        rate_scale: window.rate_scale,
+    })
+}
+
+/// A scalar tensor as f64.
+fn scalar(tensor: &Tensor) -> Result<f64, RunError> {
+    Ok(tensor.to_dtype(DType::F64)?.to_scalar()?)
+}
+
+/// How many rows have their largest logit (the first of equals) at the target.
+fn correct(logits: &Tensor, target: &Tensor) -> Result<u64, RunError> {
+    let (logits, target) = (logits.detach().to_vec2::<f32>()?, target.to_vec1::<u32>()?);
+    let largest = |row: &[f32]| (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+    Ok(logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize).count() as u64)
+}

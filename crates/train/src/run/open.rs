@@ -1,0 +1,200 @@
+//! Opening a run: everything is built and checked, and the last checkpoint read, before the first step.
+use super::average::Averaging;
+use super::checkpoint::{self, State};
+use super::lock::Lock;
+use super::manifest::manifest;
+use super::metrics::{Metrics, Split};
+use super::optimizers::Optimizers;
+use super::progress::Progress;
+use super::task::{self, Task};
+use super::timing::Timing;
+use super::{CARRY, Options, Run, RunError, files, folder};
+use crate::data::Provenance;
+use crate::recipe::{Average, Device as Where, Metric, Select};
+use crate::{Recipe, Registries};
+use candle_core::{Device, Tensor};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+impl<'a> Run<'a> {
+    /// A run at its start, or where its last checkpoint left it.
+    pub fn open(
+        recipe: &'a Recipe,
+        registries: &Registries,
+        options: &'a Options,
+        folder: PathBuf,
+        lock: Option<Lock>,
+        until: u64,
+    ) -> Result<Self, RunError> {
+        let device = device(recipe)?;
+        let mut task = task::of(recipe, registries, &options.search, &device)?;
+        let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
+        let mut average = Averaging::new(recipe.train.average.clone(), task.params());
+        if let Some(file) = &recipe.train.init_from {
+            task.params()
+                .load(Path::new(file))
+                .map_err(|e| recipe.error_at("train.init_from", e.to_string()))?;
+        }
+        let metric = metric(recipe, &*task)?;
+        let select = select(recipe, &*task)?;
+        let watched = select.or(task.has(Split::Val).then_some(Split::Val));
+        if watched.is_none() {
+            let refuse = |key: &str, what: &str| {
+                let message = format!("{what} watches a set: give `train.select: val` (or test)");
+                Err(recipe.error_at(key, message).into())
+            };
+            if recipe.schedule.kind == "plateau" {
+                return refuse("schedule.kind", "a plateau");
+            }
+            if matches!(recipe.train.average, Average::Asgd { .. }) {
+                return refuse("train.average.kind", "the switch to averaged SGD");
+            }
+        }
+
+        fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
+        let lock = lock.map_or_else(|| Lock::acquire(&folder, options), Ok)?;
+        files::remove_strays(&folder)?;
+        same_data(&folder, task.provenance())?;
+        folder::write_recipe(recipe, registries, &folder)?;
+        files::replace(&folder.join("manifest.json"), &manifest(recipe, &*task, &device))?;
+        checkpoint::recover(&folder)?;
+        let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
+        if let Some(loaded) = checkpoint::newest(&folder, recipe)? {
+            let (carried, weights): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                tensors(&loaded.files, "model.safetensors")?
+                    .into_iter()
+                    .partition(|(name, _)| name.starts_with(CARRY));
+            task.params().set(&weights.into_iter().collect())?;
+            let carried: Vec<(String, Tensor)> =
+                carried.into_iter().map(|(name, t)| (name[CARRY.len()..].to_owned(), t)).collect();
+            task.set_carry(&carried)?;
+            average.load(loaded.state.average.clone(), tensors(&loaded.files, "average.safetensors")?)?;
+            if average.asgd() {
+                optimizers.switch_to_averaged();
+            }
+            optimizers.load(&loaded.files)?;
+            if let Some(plateau) = loaded.state.plateau {
+                optimizers.set_plateau(plateau);
+            }
+            state = loaded.state;
+        }
+        let metrics = Metrics::open(&folder, state.metrics_bytes)?;
+
+        let (epochs, steps) = length(recipe, &*task);
+        let progress = Progress::new(&recipe.name, steps, state.step, options.show);
+        let timing = Timing::new(&folder, state.step);
+        Ok(Self {
+            recipe,
+            options,
+            folder,
+            _lock: lock,
+            until,
+            task,
+            optimizers,
+            average,
+            metrics,
+            state,
+            select,
+            watched,
+            metric,
+            progress,
+            timing,
+            epochs,
+            steps,
+        })
+    }
+}
+
+/// Refuses to go on with a run on other data than it began with. A manifest that cannot be read has no say: a new one is
+/// written.
+fn same_data(folder: &Path, data: &Provenance) -> Result<(), RunError> {
+    let Some(before) = folder::manifest(folder).ok().filter(|before| before.data.content != data.content)
+    else {
+        return Ok(());
+    };
+    let (then, now) = (&before.data.source, &data.source);
+    let message = format!(
+        "the run began with other data: from {then}, now {now}; put that back, or remove the run's folder to start again"
+    );
+    Err(RunError::Damaged { path: folder.join("manifest.json"), message })
+}
+
+/// The tensors of a checkpoint's file; none where there is no such file.
+fn tensors(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Result<BTreeMap<String, Tensor>, RunError> {
+    match files.get(name) {
+        Some(bytes) => Ok(candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?.into_iter().collect()),
+        None => Ok(BTreeMap::new()),
+    }
+}
+
+pub(super) fn device(recipe: &Recipe) -> Result<Device, RunError> {
+    match recipe.device {
+        Where::Auto | Where::Cpu => Ok(Device::Cpu),
+        other => {
+            let message = format!("this build of taper computes on the CPU only, found `{other}`");
+            Err(recipe.error_at("device", message).into())
+        }
+    }
+}
+
+/// The figure of merit: the recipe's if the task knows it, else the task's own.
+fn metric(recipe: &Recipe, task: &dyn Task) -> Result<&'static str, RunError> {
+    let known = task.metrics();
+    let wanted = match recipe.train.metric {
+        None => known[0],
+        Some(Metric::Accuracy) => "accuracy",
+        Some(Metric::Loss) => "loss",
+        Some(Metric::Perplexity) => "perplexity",
+    };
+    match known.contains(&wanted) {
+        true => Ok(wanted),
+        false => {
+            let message = format!("expected {}: there is no {wanted} to measure", known.join(" or "));
+            Err(recipe.error_at("train.metric", message).into())
+        }
+    }
+}
+
+/// The split that chooses the best epoch.
+fn select(recipe: &Recipe, task: &dyn Task) -> Result<Option<Split>, RunError> {
+    let (key, split) = match recipe.train.select {
+        Select::Last => return Ok(None),
+        Select::Test => ("test", Split::Test),
+        Select::Val => ("validation", Split::Val),
+    };
+    match task.has(split) {
+        true => Ok(Some(split)),
+        false => {
+            let message = format!("there is no {key} set: set `data.val`, for example to 0.1");
+            Err(recipe.error_at("train.select", message).into())
+        }
+    }
+}
+
+/// Epochs of text differ in their number of windows, so they are counted; no more of them than this.
+const COUNTED: u64 = 10_000;
+
+/// The epochs and steps of a run, for schedules and the progress bar.
+pub(super) fn length(recipe: &Recipe, task: &dyn Task) -> (u64, u64) {
+    let train = &recipe.train;
+    let steps_of = |epoch| task.batches(epoch).div_ceil(train.accumulate.max(1)).max(1);
+    let (epochs, steps) = match (train.epochs, train.steps) {
+        (Some(epochs), _) => {
+            let counted = (0..epochs.min(COUNTED)).map(steps_of).fold(0, u64::saturating_add);
+            let rest = epochs.saturating_sub(COUNTED).saturating_mul(steps_of(0));
+            (epochs, counted.saturating_add(rest))
+        }
+        (None, Some(steps)) => {
+            let (mut epochs, mut covered) = (0, 0u64);
+            while covered < steps && epochs < COUNTED {
+                covered = covered.saturating_add(steps_of(epochs));
+                epochs += 1;
+            }
+            (epochs + steps.saturating_sub(covered).div_ceil(steps_of(0)), steps)
+        }
+        // The recipe's check asks for one of the two.
+        (None, None) => (0, 0),
+    };
+    (epochs, train.budget.steps.map_or(steps, |budget| steps.min(budget)))
+}

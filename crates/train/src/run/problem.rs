@@ -1,0 +1,104 @@
+//! A numeric function as a task: one endless epoch whose every batch is the whole function.
+use super::RunError;
+use super::checkpoint::Sums;
+use super::metrics::{Split, Values};
+use super::task::{Gradient, Task};
+use crate::Registries;
+use crate::data::Provenance;
+use crate::numeric::Function;
+use crate::recipe::{Problem, Recipe};
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor, Var};
+use std::collections::HashMap;
+use taper_models::Params;
+
+/// An optimizer minimises a function of the one parameter `x`, in f64.
+pub(crate) struct Minimisation {
+    provenance: Provenance,
+    function: Box<dyn Function>,
+    params: Params,
+    x: Var,
+}
+
+impl Minimisation {
+    pub fn new(recipe: &Recipe, problem: &Problem, registries: &Registries) -> Result<Self, RunError> {
+        let function = registries
+            .problems
+            .build(&problem.name, &problem.config)
+            .map_err(|e| recipe.error_at("problem", e.message))?;
+        let start = function.start();
+        let params = Params::new(recipe.seed);
+        let vb = params.builder(DType::F64, &Device::Cpu);
+        vb.get_with_hints(start.len(), "x", candle_nn::init::ZERO)?;
+        let start = Tensor::new(start, &Device::Cpu)?;
+        params.set(&HashMap::from([("x".to_owned(), start)]))?;
+        // The builder above made the one variable.
+        let x = params.vars().swap_remove(0).1;
+        let provenance =
+            Provenance { source: "computed".into(), ..Provenance::generated(&problem.name, Vec::new()) };
+        Ok(Self { provenance, function, params, x })
+    }
+
+    fn value_and_gradient(&self) -> Result<(f64, Vec<f64>), RunError> {
+        let x = self.x.to_vec1::<f64>()?;
+        let mut gradient = vec![0.0; x.len()];
+        Ok((self.function.evaluate(&x, &mut gradient), gradient))
+    }
+}
+
+impl Task for Minimisation {
+    fn params(&self) -> &Params {
+        &self.params
+    }
+
+    fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    fn metrics(&self) -> &'static [&'static str] {
+        &["loss"]
+    }
+
+    /// The value after a step is its test: there is nothing else to judge by.
+    fn has(&self, split: Split) -> bool {
+        split == Split::Test
+    }
+
+    fn batches(&self, _: u64) -> u64 {
+        u64::MAX
+    }
+
+    fn go_to(&mut self, _: u64, _: u64) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn next(&mut self, _: u64) -> Result<Option<Gradient>, RunError> {
+        let (f, gradient) = self.value_and_gradient()?;
+        let mut grads = GradStore::default();
+        let gradient = Tensor::from_vec(gradient, self.x.shape(), self.x.device())?;
+        grads.insert(&self.x, gradient);
+        let (samples, rate_scale, last) = (1, 1.0, false);
+        Ok(Some(Gradient { grads, total: f, raw: f, correct: 0, samples, rate_scale, last }))
+    }
+
+    /// The mean of f over all steps says nothing: `log_every` writes the steps themselves.
+    fn epoch_values(&self, _: &Sums) -> Values {
+        Values::new()
+    }
+
+    fn evaluate(&mut self, _: Split) -> Result<Values, RunError> {
+        Ok(vec![("loss", self.value_and_gradient()?.0)])
+    }
+
+    fn gather_statistics(&mut self, _: u64) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn carry(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+
+    fn set_carry(&mut self, _: &[(String, Tensor)]) -> Result<(), RunError> {
+        Ok(())
+    }
+}

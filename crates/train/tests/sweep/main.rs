@@ -1,0 +1,7 @@
+//! Sweeps and plans as a user meets them: the binary, its workers, what they leave and print.
+#[cfg(unix)]
+mod interrupts;
+mod lint;
+mod outcomes;
+mod plan;
+mod support;

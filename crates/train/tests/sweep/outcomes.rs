@@ -1,0 +1,180 @@
+//! What a sweep does and prints when nobody interrupts it.
+use super::support::{Place, SWEEP, said, sessions};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+#[test]
+fn the_number_of_jobs_changes_no_byte_and_a_second_sweep_starts_nothing() {
+    let place = Place::new(SWEEP);
+    let alone = place.table("one", &["--jobs", "1"]);
+    assert_eq!(alone.lines().filter(|line| line.contains(" 3/3 ")).count(), 4, "{alone}");
+    assert_eq!(place.table("three", &["--jobs", "3"]), alone);
+    let json = place.table("three", &["--json"]);
+    assert_eq!(place.table("one", &["--json"]), json);
+
+    // All of these found every run done.
+    for run in place.runs("one").iter().chain(&place.runs("three")) {
+        assert_eq!(sessions(run), 1, "{}", run.display());
+    }
+    let again = place.sweep("one", &[]);
+    assert!(said(&again).contains("all 12 runs were done before"), "{}", said(&again));
+    assert_eq!(again.stdout, alone.as_bytes());
+    // The name is no part of a run's content.
+    let renamed = place.sweep("one", &["--set", "name=other"]);
+    assert!(said(&renamed).contains("all 12 runs were done before"), "{}", said(&renamed));
+    // A sweep that is extended runs what is new.
+    let more = place.sweep("one", &["--set", "sweep.seeds=[1, 2, 3, 4]", "--jobs", "2"]);
+    assert!(said(&more).contains("12 of 16 runs were done before"), "{}", said(&more));
+    assert_eq!(place.runs("one").len(), 16);
+}
+
+#[test]
+fn a_cell_has_what_its_runs_have() {
+    let place = Place::new(SWEEP);
+    let json = place.table("runs", &["--json", "--jobs", "2"]);
+    let cells: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(cells.len(), 4);
+    let cell = &cells[2];
+    assert_eq!((&cell["optimizer"], &cell["settings"]["optimizer.c"]), (&"decgd".into(), &1e-3.into()));
+    assert_eq!((&cell["metric"], &cell["finished"]), (&"test.accuracy".into(), &3.into()));
+    let mut sum = 0.0;
+    for (trial, seed) in cell["runs"].as_array().unwrap().iter().zip(1..) {
+        assert_eq!(trial["seed"], seed);
+        let folder = place.path("runs").join(format!("tiny-{}", trial["id"].as_str().unwrap()));
+        let summary: Value =
+            serde_json::from_slice(&std::fs::read(folder.join("summary.json")).unwrap()).unwrap();
+        assert_eq!(trial["last"], summary["last"]["test.accuracy"]);
+        assert_eq!(trial["best"], summary["best"]["test.accuracy"]["value"]);
+        sum += trial["last"].as_f64().unwrap();
+        // The worker was given the resolved recipe, but its comments still point to what the user wrote.
+        let recipe = std::fs::read_to_string(folder.join("recipe.yaml")).unwrap();
+        assert!(recipe.contains("tiny.yaml:7:"), "{recipe}");
+    }
+    assert_eq!(cell["last"]["mean"].as_f64().unwrap(), sum / 3.0);
+}
+
+#[test]
+fn two_sweeps_at_once_share_the_work() {
+    let place = Place::new(SWEEP);
+    let first = place.taper("sweep", "runs", &["--jobs", "2"]).spawn().unwrap();
+    let second = place.sweep("runs", &["--jobs", "2"]);
+    let first = first.wait_with_output().unwrap();
+    assert!(first.status.success() && second.status.success(), "{}{}", said(&first), said(&second));
+    assert_eq!(first.stdout, second.stdout);
+    for run in place.runs("runs") {
+        assert_eq!(sessions(&run), 1, "{}: trained twice", run.display());
+    }
+}
+
+#[test]
+fn runs_that_fail_or_diverge_are_shown_and_stop_no_other() {
+    let place = Place::new(
+        "
+data: {name: synthetic-images, train: 64, test: 32, classes: 4, batch_size: 16}
+model: {name: mlp, hidden: [8]}
+train: {epochs: 2}
+sweep:
+  list:
+    - {optimizer: {name: sgd, lr: 1e30}}
+    - {optimizer: {name: sgd, lr: 0.125}, train.init_from: nowhere.safetensors}
+    - {optimizer: {name: sgd, lr: 0.25}}
+  seeds: [1, 2]
+",
+    );
+    let output = place.sweep("runs", &["--jobs", "3"]);
+    let (printed, message) = (String::from_utf8(output.stdout.clone()).unwrap(), said(&output));
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let head = cells(printed.lines().next().unwrap());
+    let counts = |lr: &str| {
+        let row = printed.lines().map(cells).find(|row| row.get(1).is_some_and(|cell| cell == lr)).unwrap();
+        let of = |name: &str| row[head.iter().position(|cell| cell == name).unwrap()].clone();
+        [of("runs"), of("diverged"), of("failed")]
+    };
+    assert_eq!(counts("1e+30"), ["0/2", "2", "0"], "{printed}");
+    assert_eq!(counts("0.125"), ["0/2", "0", "2"], "{printed}");
+    assert_eq!(counts("0.25"), ["2/2", "0", "0"], "{printed}");
+    assert!(message.contains("2 of 6 runs failed") && message.contains("nowhere.safetensors"), "{message}");
+
+    // A failure is tried again, a divergence is a result.
+    let again = place.sweep("runs", &["--jobs", "1"]);
+    assert!(said(&again).contains("4 of 6 runs were done before"), "{}", said(&again));
+    assert_eq!((again.status.code(), again.stdout), (Some(1), output.stdout));
+}
+
+#[test]
+fn a_recipe_without_a_sweep_is_a_sweep_of_one() {
+    let place = Place::new(&SWEEP[..SWEEP.find("sweep:").unwrap()]);
+    let table = place.table("runs", &[]);
+    assert!(table.starts_with("| recipe | runs | best test accuracy"), "{table}");
+    assert!(table.contains("| tiny   |  1/1 |") && !table.contains('±'), "{table}");
+}
+
+#[test]
+fn a_dry_run_lists_what_is_to_do() {
+    let place = Place::new(SWEEP);
+    let list = place.table("runs", &["--dry-run"]);
+    assert_eq!(list.lines().count(), 12);
+    assert!(list.lines().next().unwrap().ends_with("  c=10 seed=1"), "{list}");
+    assert!(place.runs("runs").is_empty(), "nothing was started");
+}
+
+/// The script of an array job is run by hand, task by task, as Slurm would.
+#[test]
+#[cfg(unix)]
+fn a_slurm_script_does_one_run_a_task() {
+    let place = Place::new(SWEEP);
+    let slurm = ["--launcher", "slurm", "--jobs", "4", "--set", "sweep.seeds=[1]"];
+    let dry = place.sweep("a b", &[&slurm[..], &["--dry-run"]].concat());
+    let script = String::from_utf8(dry.stdout).unwrap();
+    assert!(place.runs("a b").is_empty());
+    for line in
+        ["#!/bin/bash", "#SBATCH --job-name=tiny", "#SBATCH --array=1-4%4", "#SBATCH --cpus-per-task=2"]
+    {
+        assert!(script.lines().any(|found| found == line), "{line} in\n{script}");
+    }
+    let written = place.table("a b", &slurm);
+    let path = place.path("a b").join("tiny.sbatch");
+    assert_eq!(written, format!("sbatch '{}'\n", path.display()));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), script);
+
+    let task = |index: &str| {
+        let mut bash = std::process::Command::new("bash");
+        bash.arg(&path).env("SLURM_ARRAY_TASK_ID", index).env("SLURM_CPUS_PER_TASK", "1");
+        bash.env("TAPER_OFFLINE", "1").output().unwrap()
+    };
+    for index in ["3", "1"] {
+        let output = task(index);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let left = place.table("a b", &["--dry-run", "--set", "sweep.seeds=[1]"]);
+    let left: BTreeSet<&str> = left.lines().filter_map(|line| line.split("  ").nth(1)).collect();
+    assert_eq!(left, BTreeSet::from(["c=1 seed=1", "c=1e-8 seed=1"]));
+    // What is submitted again holds only these.
+    assert!(place.sweep("a b", &[&slurm[..], &["--dry-run"]].concat()).stdout.len() < script.len());
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for (shell, part) in [("bash", "_taper()"), ("zsh", "#compdef taper"), ("fish", "complete -c taper")] {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_taper")).args(["completions", shell]).output();
+        let script = String::from_utf8(output.unwrap().stdout).unwrap();
+        for word in [part, "sweep", "launcher", "plan", "no-probe"] {
+            assert!(script.contains(word), "{word} in the completions for {shell}");
+        }
+    }
+}
+
+#[test]
+fn commands_explain_themselves_with_examples() {
+    for command in ["plan", "sweep", "train", "optimizers", "completions"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_taper"))
+            .args([command, "--help"])
+            .output()
+            .unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        let example = [format!("  cargo xtask {command} "), format!("  taper {command} ")];
+        assert!(example.iter().any(|example| help.contains(example)), "{help}");
+    }
+}

@@ -1,0 +1,310 @@
+//! What the loop promises, feature by feature, on runs of a few steps.
+use candle_core::{DType, Device, Tensor};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use taper_train::run::{self, Options, Outcome, RunError, Show, Split, Status};
+use taper_train::{Recipe, Registries};
+use tempfile::TempDir;
+
+/// Ten steps an epoch.
+const IMAGES: &str = "
+data: {name: synthetic-images, batch_size: 32, train: 320, test: 64}
+model: {name: mlp, hidden: [8]}
+optimizer: {name: sgd, lr: 0.1}
+train: {epochs: 2}
+";
+
+const TEXT: &str = "
+data: {name: synthetic-text, vocab: 50, train: 3000, valid: 300, test: 300, batch_size: 4, eval_batch_size: 2}
+model: {name: lstm, emb: 8, hidden: 12, layers: 2}
+optimizer: {name: sgd, lr: 0.5}
+train: {epochs: 2, bptt: {length: 35, half: 0.3, std: 5, min: 5}}
+";
+
+fn attempt(text: &str, set: &[&str], runs: &Path) -> Result<Outcome, RunError> {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let registries = Registries::default();
+    let recipe = Recipe::parse("training.yaml", text, &set, &registries)?;
+    run::run(&recipe, &registries, &Options { runs: runs.into(), show: Show::Quiet, ..Default::default() })
+}
+
+/// A run in a folder that lives as long as it.
+fn train(text: &str, set: &[&str]) -> (Outcome, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    (attempt(text, set, folder.path()).unwrap_or_else(|e| panic!("{set:?}: {e}")), folder)
+}
+
+fn refused(text: &str, set: &[&str]) -> String {
+    attempt(text, set, tempfile::tempdir().unwrap().path()).unwrap_err().to_string()
+}
+
+/// (step, epoch) of all lines of a split.
+fn lines(run: &Outcome, split: Split) -> Vec<(u64, u64)> {
+    run.records.iter().filter(|r| r.split == split).map(|r| (r.step, r.epoch)).collect()
+}
+
+fn values(run: &Outcome, split: Split, name: &str) -> Vec<f64> {
+    run.records.iter().filter(|r| r.split == split).filter_map(|r| r.values.get(name).copied()).collect()
+}
+
+fn checkpoints(run: &Outcome) -> BTreeSet<u64> {
+    let entries = std::fs::read_dir(run.folder.join("checkpoints")).unwrap();
+    entries.map(|e| e.unwrap().file_name().to_str().unwrap()["step-".len()..].parse().unwrap()).collect()
+}
+
+fn load(run: &Outcome, step: u64) -> HashMap<String, Tensor> {
+    let path = run.folder.join(format!("checkpoints/step-{step}/model.safetensors"));
+    candle_core::safetensors::load(path, &Device::Cpu).unwrap()
+}
+
+fn weights(run: &Outcome, step: u64) -> BTreeMap<String, Vec<f64>> {
+    let widen = |t: &Tensor| t.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap();
+    load(run, step).iter().map(|(name, t)| (name.clone(), widen(t))).collect()
+}
+
+/// What the steps between two checkpoints changed, all parameters in one list.
+fn change(run: &Outcome, from: u64, to: u64) -> Vec<f64> {
+    let (from, to) = (weights(run, from), weights(run, to));
+    from.iter()
+        .flat_map(|(name, a)| a.iter().zip(&to[name]).map(|(a, b)| b - a).collect::<Vec<_>>())
+        .collect()
+}
+
+const EVERY_STEP: &str = "train.checkpoint={every_epochs: null, every_steps: 1, keep: 1000}";
+
+#[test]
+fn epochs_and_steps_measure_a_run() {
+    let (run, _folder) = train(IMAGES, &[]);
+    assert_eq!((run.summary.epochs, run.summary.steps), (2, 20));
+    assert_eq!(lines(&run, Split::Train), [(10, 1), (20, 2)]);
+    assert_eq!(lines(&run, Split::Test), [(10, 1), (20, 2)]);
+    let (run, _folder) = train(IMAGES, &["train={steps: 13, log_every: 5}"]);
+    assert_eq!((run.summary.epochs, run.summary.steps), (2, 13));
+    assert_eq!(lines(&run, Split::Train), [(5, 1), (10, 1), (10, 1), (13, 2)]);
+    let (run, _folder) = train(IMAGES, &["train.budget.steps=7"]);
+    assert_eq!((run.summary.status, run.summary.steps), (Status::Finished, 7));
+}
+
+#[test]
+fn evaluations_come_when_they_are_due_and_at_the_end() {
+    let (run, _folder) = train(IMAGES, &["train={epochs: 5, eval_every: 2}"]);
+    assert_eq!(lines(&run, Split::Test), [(20, 2), (40, 4), (50, 5)]);
+    let (run, _folder) = train(IMAGES, &["train={steps: 24, eval_every: 5}"]);
+    assert_eq!(lines(&run, Split::Test), [(5, 1), (10, 1), (15, 2), (20, 2), (24, 3)]);
+}
+
+#[test]
+fn text_epochs_are_counted_each_by_its_own_windows() {
+    let (run, _folder) = train(TEXT, &["train.epochs=3"]);
+    let ends: Vec<u64> = lines(&run, Split::Train).into_iter().map(|(step, _)| step).collect();
+    assert_eq!((ends.len(), run.summary.epochs), (3, 3), "no epoch is cut short: {ends:?}");
+    let lengths: BTreeSet<u64> = [ends[0], ends[1] - ends[0], ends[2] - ends[1]].into();
+    assert!(lengths.len() > 1, "with this seed epochs differ: {ends:?}");
+    assert!(
+        run.summary.last.contains_key("val.perplexity") && run.summary.last.contains_key("test.perplexity")
+    );
+}
+
+#[test]
+fn accumulated_batches_step_like_one_large_batch() {
+    let small = ["train={steps: 3, accumulate: 4}", "data.batch_size=16", EVERY_STEP];
+    let (small, _folder) = train(IMAGES, &small);
+    let (large, _folder_2) = train(IMAGES, &["train={steps: 3}", "data.batch_size=64", EVERY_STEP]);
+    let (small, large) = (weights(&small, 3), weights(&large, 3));
+    for (name, large) in &large {
+        for (a, b) in small[name].iter().zip(large) {
+            // Sums over 64 samples in another order, in f32, on weights below 1.
+            assert!((a - b).abs() < 2e-6, "{name}: {a} instead of {b}");
+        }
+    }
+}
+
+#[test]
+fn clipping_bounds_a_step() {
+    let (run, _folder) = train(IMAGES, &["train={steps: 2, clip_norm: 0.01}", "optimizer.lr=1", EVERY_STEP]);
+    let norm = change(&run, 1, 2).iter().map(|d| d * d).sum::<f64>().sqrt();
+    // Each of some 25,000 differences of weights below 1 carries an f32 rounding of up to 6e-8.
+    assert!((norm - 0.01).abs() < 1e-5, "{norm}");
+    let set = ["train={steps: 2, clip_value: 1e-3}", "optimizer.lr=1", EVERY_STEP];
+    let (run, _folder) = train(IMAGES, &set);
+    let largest = change(&run, 1, 2).iter().fold(0f64, |most, d| most.max(d.abs()));
+    assert!((largest - 1e-3).abs() < 2e-7, "{largest}");
+}
+
+#[test]
+fn schedules_count_steps_or_epochs() {
+    let rates = |set: &[&str]| {
+        let (run, _folder) = train(IMAGES, &[&["train={epochs: 2, log_every: 4}"], set].concat());
+        let train = run.records.iter().filter(|r| r.split == Split::Train);
+        train.map(|r| (r.step, r.values["lr"])).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        rates(&["schedule={kind: milestones, per: step, at: [8], factor: 0.5}"]),
+        [(4, 0.1), (8, 0.1), (10, 0.05), (12, 0.05), (16, 0.05), (20, 0.05), (20, 0.05)]
+    );
+    assert_eq!(
+        rates(&["schedule={kind: milestones, per: epoch, at: [1], factor: 0.5}"]),
+        [(4, 0.1), (8, 0.1), (10, 0.1), (12, 0.05), (16, 0.05), (20, 0.05), (20, 0.05)]
+    );
+}
+
+#[test]
+fn the_rate_of_a_window_follows_its_length() {
+    let set = ["seed=2", "train={steps: 1}", "train.bptt={length: 35, std: 5}"];
+    let (plain, _folder) = train(TEXT, &set);
+    let (scaled, _folder_2) = train(TEXT, &[&set[..], &["train.scale_lr_by_length=true"]].concat());
+    // The first step starts from the same weights: its change is the rate's alone.
+    let from = weights(&train(TEXT, &[&set[..], &["optimizer.lr=1e-30"]].concat()).0, 1);
+    let first = |run: &Outcome| -> f64 {
+        let to = weights(run, 1);
+        let squares = from.iter().flat_map(|(name, a)| a.iter().zip(&to[name]).map(|(a, b)| (b - a).powi(2)));
+        squares.sum::<f64>().sqrt()
+    };
+    let length = 35.0 * first(&scaled) / first(&plain);
+    // A whole number of tokens, up to f32 roundings of the weights.
+    assert!((length - length.round()).abs() < 1e-3 && length.round() != 35.0, "{length}");
+}
+
+#[test]
+fn the_validation_set_chooses_where_it_is_to() {
+    let (run, _folder) = train(IMAGES, &["data.val=0.25", "train={epochs: 4, select: val, metric: loss}"]);
+    assert_eq!(run.summary.steps, 4 * 8, "a quarter of the images is not trained on");
+    let val = values(&run, Split::Val, "loss");
+    let best = (0..4).min_by(|a, b| val[*a].total_cmp(&val[*b])).unwrap();
+    assert_eq!(run.summary.selected["val.loss"], val[best]);
+    assert_eq!(run.summary.selected["test.loss"], values(&run, Split::Test, "loss")[best]);
+    assert!(refused(IMAGES, &["train.select=val"]).contains("data.val"));
+    assert!(refused(IMAGES, &["schedule={kind: plateau}"]).contains("watches a set"));
+}
+
+/// A bowl whose loss falls along one axis for some steps before it rises along the other: least after step 5, and of
+/// every third step after the sixth.
+const BOWL: &str = "
+problem: {name: quadratic, n: 2, condition: 10, start: [1, -0.1]}
+optimizer: {name: sgd, lr: 0.21}
+train: {steps: 40, eval_every: 3, select: test}
+";
+
+#[test]
+fn an_early_stop_ends_a_run_that_no_longer_improves() {
+    let (run, _folder) = train(BOWL, &["train.early_stop={patience: 3}"]);
+    assert_eq!((run.summary.status, run.summary.steps), (Status::Finished, 6 + 9));
+    assert_eq!(run.summary.best["test.loss"].step, 6);
+    // The loss of a network never falls by more than it was: the first evaluation is the last improvement.
+    let stop = "train={epochs: 50, select: test, metric: loss, early_stop: {patience: 2, min_delta: 100}}";
+    let (run, folder) = train(IMAGES, &[stop]);
+    assert_eq!((run.summary.status, run.summary.epochs), (Status::Finished, 3));
+    let least = values(&run, Split::Test, "loss").into_iter().fold(f64::INFINITY, f64::min);
+    assert_eq!(run.summary.selected["test.loss"], least, "the best is the best, however little it is better");
+    // Killed after its last checkpoint, it does not go on training.
+    std::fs::remove_file(run.folder.join("summary.json")).unwrap();
+    let again = attempt(IMAGES, &[stop], folder.path()).unwrap();
+    assert_eq!(again.summary, run.summary);
+}
+
+#[test]
+fn the_best_checkpoint_stays_wherever_it_was_evaluated() {
+    let every = "train.checkpoint={every_epochs: null, every_steps: 7, keep: 2}";
+    for average in ["{kind: none}", "{kind: ema, decay: 0.1}"] {
+        let (run, _folder) = train(BOWL, &[every, &format!("train.average={average}")]);
+        assert_eq!(run.summary.best["test.loss"].step, 6);
+        assert_eq!(checkpoints(&run), BTreeSet::from([6, 35, 40]));
+        let file = run.folder.join("checkpoints/step-6/average.safetensors");
+        assert_eq!(file.exists(), average.contains("ema"));
+    }
+}
+
+#[test]
+fn frozen_parameters_stay_and_groups_have_optimizers_of_their_own() {
+    let (run, _folder) = train(IMAGES, &["train={steps: 3, freeze: [\"*.bias\"]}", EVERY_STEP]);
+    let (one, three) = (weights(&run, 1), weights(&run, 3));
+    for (name, value) in &one {
+        assert_eq!(value == &three[name], name.ends_with("bias"), "{name}");
+    }
+    assert!(refused(IMAGES, &["train.freeze=[\"*.biass\"]"]).contains("`*.biass` matches no parameter"));
+
+    let groups = "optimizer.groups=[{match: \"*.bias\", name: adam, lr: 0.01}]";
+    let (run, _folder) = train(IMAGES, &["train={steps: 3}", groups, EVERY_STEP]);
+    let (plain, _folder_2) = train(IMAGES, &["train={steps: 3}", EVERY_STEP]);
+    let (mixed, plain) = (weights(&run, 1), weights(&plain, 1));
+    for (name, value) in &plain {
+        assert_eq!(
+            value == &mixed[name],
+            name.ends_with("weight"),
+            "{name}: the first step of SGD is the same"
+        );
+    }
+    assert!(run.folder.join("checkpoints/step-3/optimizer-1.safetensors").exists());
+}
+
+#[test]
+fn a_run_starts_from_given_weights() {
+    let (first, folder) = train(IMAGES, &["train={steps: 5}"]);
+    let file = folder.path().join("start.safetensors");
+    candle_core::safetensors::save(&load(&first, 5), &file).unwrap();
+    let from = format!("train.init_from={}", file.display());
+    let (run, _folder) = train(IMAGES, &["train={steps: 1}", "optimizer.lr=1e-30", &from]);
+    assert_eq!(weights(&run, 1), weights(&first, 5));
+    assert!(refused(IMAGES, &["model.hidden=[9]", &from]).contains("expected [9, 3072], found [8, 3072]"));
+}
+
+#[test]
+fn a_diverged_run_fails_or_is_recorded() {
+    let wild = ["optimizer.lr=1e30", "train.epochs=3"];
+    assert!(refused(IMAGES, &wild).contains("the weights were left as they were"));
+    let (run, folder) = train(IMAGES, &[wild[0], wild[1], "train.on_divergence=record"]);
+    assert_eq!(run.summary.status, Status::Diverged);
+    assert!(run.summary.reason.as_ref().is_some_and(|r| r.contains("the loss is") || r.contains("the norm")));
+    let again = attempt(IMAGES, &[wild[0], wild[1], "train.on_divergence=record"], folder.path()).unwrap();
+    assert_eq!(again.summary, run.summary, "a recorded divergence is an outcome");
+}
+
+#[test]
+fn a_time_budget_interrupts_and_the_same_command_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let budget = ["train.budget.seconds=1e-9", "train.checkpoint={every_epochs: 1, keep: 1}"];
+    let mut sessions = 0;
+    let run = loop {
+        let run = attempt(IMAGES, &budget, folder.path()).unwrap();
+        sessions += 1;
+        if run.summary.status == Status::Finished {
+            break run;
+        }
+        assert_eq!(run.summary.status, Status::Interrupted);
+    };
+    // After each of the 20 steps and at the end of the first epoch, and one to finish.
+    assert_eq!(sessions, 22);
+    let (whole, _folder) = train(IMAGES, &["train.checkpoint={every_epochs: 1, keep: 1}"]);
+    assert_eq!(weights(&whole, 20), weights(&run, 20));
+}
+
+#[test]
+fn every_epoch_has_its_line_of_times() {
+    let (run, _folder) = train(IMAGES, &["train.epochs=3"]);
+    let text = std::fs::read_to_string(run.folder.join("timing.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let places: Vec<_> = lines.iter().map(|l| (l["epoch"].as_u64(), l["step"].as_u64())).collect();
+    assert_eq!(places, [(Some(1), Some(10)), (Some(2), Some(20)), (Some(3), Some(30))]);
+    for line in &lines {
+        let (seconds, rate) = (line["seconds"].as_f64().unwrap(), line["steps_per_second"].as_f64().unwrap());
+        assert!((seconds * rate - 10.0).abs() < 1e-9, "{line}");
+    }
+}
+
+#[test]
+fn numbers_that_are_none_do_not_stop_a_run_from_resuming() {
+    // The loss of text can be so large that its exponential is infinite; JSON has no word for that.
+    let folder = tempfile::tempdir().unwrap();
+    let wild = ["optimizer={name: sgd, lr: 1e6}", "train.on_divergence=record", "train.budget.seconds=1e-9"];
+    let mut infinite = false;
+    for _ in 0..400 {
+        let run = attempt(TEXT, &wild, folder.path()).unwrap();
+        infinite |= run.records.iter().any(|r| !r.values.values().all(|v| v.is_finite()));
+        if run.summary.status != Status::Interrupted {
+            break;
+        }
+    }
+    assert!(infinite, "the rate above is not large enough to test anything");
+    let finished = attempt(TEXT, &wild, folder.path()).unwrap();
+    assert_ne!(finished.summary.status, Status::Interrupted);
+}

@@ -1,5 +1,5 @@
 //! Tables for people and programs: aligned Markdown, LaTeX with booktabs, HTML and CSV.
-use crate::plot::escape;
+use crate::plot::{escape, visible};
 use std::fmt::Write;
 
 /// A table of text cells; the first column is left-aligned, all others right-aligned unless they are [text](Table::text).
@@ -167,7 +167,7 @@ impl Table {
 /// One line of text that Markdown takes for nothing else.
 pub fn markdown_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in visible(text).chars() {
         match c {
             '|' | '`' | '\\' | '[' | ']' | '*' => out.extend(['\\', c]),
             '<' => out.push_str("&lt;"),
@@ -183,7 +183,7 @@ pub fn markdown_text(text: &str) -> String {
 /// Text that LaTeX sets as it stands.
 pub fn latex_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in visible(text).chars() {
         match c {
             '&' | '%' | '$' | '#' | '_' | '{' | '}' => out.extend(['\\', c]),
             '\\' => out.push_str("\\textbackslash{}"),

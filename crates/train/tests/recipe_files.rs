@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use taper_train::Registries;
 use taper_train::recipe::{Average, Map, Recipe, SectionError, Sections, Select, Task};
+use taper_train::reproduce::{Plan, Published, Scale, Target};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -381,6 +382,25 @@ fn every_layer_is_used() {
     layers(&root().join("configs"), &mut unused);
     for path in recipes() {
         for (_, _, origin) in load(&path).runs().iter().flat_map(Recipe::settings) {
+            let file = origin.split(':').next().unwrap_or_default();
+            unused.retain(|layer| Path::new(file).canonicalize().ok().as_ref() != Some(layer));
+        }
+    }
+    // Those of the scales lie over recipes of the published tables.
+    let (folder, sections) = (root().join("recipes"), Registries::default());
+    let published = Published::load(&folder).unwrap();
+    for scale in [Scale::Paper, Scale::Cpu] {
+        let plan = Plan {
+            published: &published,
+            scale,
+            recipes: &folder,
+            seeds: None,
+            bare: true,
+            sections: &sections,
+        };
+        let cells = Target::ALL.into_iter().flat_map(|target| plan.cells(target).unwrap());
+        let runs = cells.flat_map(|cell| cell.runs).chain(plan.numeric().unwrap());
+        for (_, _, origin) in runs.flat_map(|run| run.settings()) {
             let file = origin.split(':').next().unwrap_or_default();
             unused.retain(|layer| Path::new(file).canonicalize().ok().as_ref() != Some(layer));
         }

@@ -60,15 +60,6 @@ fn every_published_number_is_there() {
         }
     }
     assert_eq!(count, 14 + 14 + 15);
-    // The margins of the text are those of the tables, but for the one that the paper has the wrong way round.
-    for margin in &published.margins {
-        let row = published.tables.get(&margin.table).unwrap().rows.get(&margin.row).unwrap();
-        let sign = if margin.table == "ptb" { -1.0 } else { 1.0 };
-        let difference = sign * (row.get(&margin.better).unwrap() - row.get(&margin.worse).unwrap());
-        let expected = if margin.contradicted { -margin.margin } else { margin.margin };
-        // Differences of numbers with two decimals.
-        assert!((difference - expected).abs() < 1e-9, "{margin:?}: {difference}");
-    }
 }
 
 #[test]
@@ -139,7 +130,7 @@ fn a_mistake_in_the_file_is_shown_where_it_is() {
     let cases = [
         ("tolerance: 0.3", "tolerance: -1", "expected a tolerance above 0"),
         ("tolerance: 0.3", "tolerence: 0.3", "unknown key `tolerence`"),
-        ("sgdm: 94.64", "sgdm: fast", "found text `fast`"),
+        ("sgdm: 94.64", "sgdm: fast", "found the text `fast`"),
         (
             "worse: adabelief, margin: 0.13",
             "worse: adabeleif, margin: 0.13",

@@ -1,6 +1,6 @@
 //! A line chart: lines with bands or bars, marks so that they stay apart without colour, a grid and two axes.
 use super::axis::{Axis, Scale, short};
-use super::{STYLES, escape};
+use super::{STYLES, escape, visible};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -194,7 +194,7 @@ impl Chart {
             let column =
                 |of: &dyn Fn(usize) -> f64| -> Vec<Value> { kept.iter().map(|i| rounded(of(*i))).collect() };
             let mut out = json!({
-                "name": s.label,
+                "name": visible(&s.label),
                 "style": s.style % STYLES,
                 "x": column(&|i| s.points[i].0),
                 "y": column(&|i| s.points[i].1),
@@ -205,7 +205,7 @@ impl Chart {
             }
             out
         });
-        Hover(json!({ "x": self.x_label, "series": series.collect::<Vec<_>>() }))
+        Hover(json!({ "x": visible(&self.x_label), "series": series.collect::<Vec<_>>() }))
     }
 }
 

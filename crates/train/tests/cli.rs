@@ -125,46 +125,6 @@ fn the_quickstart_trains_and_does_not_depend_on_threads() {
 }
 
 #[test]
-fn a_killed_run_ends_as_if_it_had_not_been() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = ["metrics.jsonl", "summary.json", "events.out.tfevents.0.taper"];
-    let weights = ["checkpoints/step-938/model.safetensors", "checkpoints/step-938/optimizer.safetensors"];
-    let train = |name: &str, kill: Option<&str>| {
-        let runs = folder.path().join(name);
-        let recipe = ["train", "recipes/mnist/mlp-decgd.yaml", "--set", "train.epochs=2", "--runs"];
-        let mut command = taper(&recipe);
-        command.arg(&runs).args(["--set", "train.checkpoint={every_steps: 100, keep: 2}", "--quiet"]);
-        if let Some(point) = kill {
-            command.env("TAPER_KILL_AT", point);
-        }
-        let output = command.output().unwrap();
-        let run = std::fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
-        (output.status.success(), run)
-    };
-    let (finished, whole) = train("whole", None);
-    assert!(finished);
-    for (i, point) in [
-        "checkpoint-before-sync:3",
-        "checkpoint-before-rename:1",
-        "checkpoint-before-rename:7",
-        "checkpoint-after-rename:5",
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let name = format!("killed-{i}");
-        let (finished, _) = train(&name, Some(point));
-        assert!(!finished, "{point} did not kill");
-        let (finished, run) = train(&name, None);
-        assert!(finished);
-        for file in files.iter().chain(&weights) {
-            let read = |folder: &Path| std::fs::read(folder.join(file)).unwrap();
-            assert_eq!(read(&run), read(&whole), "{file} differs after a kill at {point}");
-        }
-    }
-}
-
-#[test]
 fn a_finished_run_is_not_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let runs = folder.path().to_str().unwrap();

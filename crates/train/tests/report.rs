@@ -44,7 +44,7 @@ fn leave_in(folder: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) {
     if status != "killed" {
         let summary = serde_json::json!({
             "id": recipe.id(), "name": recipe.name, "status": status, "steps": 300, "epochs": 3, "select": "test",
-            "metric": "accuracy", "last": {}, "best": {}, "selected": {},
+            "metric": "accuracy", "last": {}, "best": {}, "selected": {}, "sha256": "",
         });
         fs::write(folder.join("summary.json"), summary.to_string()).unwrap();
     }

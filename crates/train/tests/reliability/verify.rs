@@ -32,7 +32,8 @@ fn a_run_can_be_verified_in_part_and_to_its_end() {
         assert_eq!(code, Some(0), "{}: {said}", net.name);
         assert_eq!((&found["steps"], &found["equal_lines"]), (&1.into(), &1.into()), "{said}");
         assert_eq!(found["equal_summary"], false, "{said}");
-        assert_eq!(found["intact"].as_array().unwrap().len(), 2, "{said}");
+        // The last two, and the best where it is neither.
+        assert!((2..=3).contains(&found["intact"].as_array().unwrap().len()), "{said}");
 
         let (code, found, said) = verify(&run, Some(1_000_000));
         assert_eq!(code, Some(0), "{}: {said}", net.name);

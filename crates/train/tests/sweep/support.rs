@@ -64,9 +64,11 @@ impl Place {
     }
 }
 
-/// How often a run was worked on.
+/// How often a run was begun.
 pub fn sessions(run: &Path) -> usize {
-    std::fs::read_to_string(run.join("timing.jsonl")).unwrap().lines().count()
+    let text = std::fs::read_to_string(run.join("timing.jsonl")).unwrap();
+    let epoch = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["epoch"].clone();
+    text.lines().filter(|line| epoch(line) == 1).count()
 }
 
 pub fn said(output: &Output) -> String {

@@ -15,6 +15,7 @@
 pub mod bench;
 pub mod data;
 pub mod plot;
+pub mod profile;
 pub mod recipe;
 mod registries;
 pub mod run;

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use taper_train::bench;
+use taper_train::profile::Profile;
 use taper_train::run::{self, Options, Outcome, Show, Status};
 use taper_train::table::Table;
 use taper_train::{Recipe, Registries, plot};
@@ -26,6 +28,9 @@ pub struct Args {
     /// The folder of all runs
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
+    /// Shows where the time went, op by op, and writes a trace for chrome://tracing
+    #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    profile: Option<PathBuf>,
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
@@ -39,6 +44,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: stop_on_interrupt(),
     };
+    let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace))).transpose();
+    let profile = profile.map_err(|e| Failure::other(format!("error: {e}")))?;
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
@@ -48,6 +55,9 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         for (_, outcome) in &outcomes {
             writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
         }
+    }
+    if let (Some(profile), Some(trace)) = (profile, &args.profile) {
+        eprintln!("\n{}trace: {}", profile.table_beside(bench::peak)?, trace.display());
     }
     Ok(())
 }

@@ -26,6 +26,7 @@ pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 
 use crate::data::Search;
+use crate::profile::EVALUATION;
 use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
@@ -41,6 +42,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+use taper_models::op_span;
 use taper_optim::{Accumulator, StepContext, global_norm};
 use task::{Task, scalar};
 
@@ -278,7 +280,11 @@ impl<'a> Run<'a> {
             let mut accumulator = Accumulator::new(self.optimizers.vars.clone());
             let mut gathered = 0;
             let mut batches = self.task.epoch(self.state.epoch, self.state.batch).peekable();
-            while let Some(batch) = batches.next() {
+            while let Some(batch) = {
+                let _waiting = op_span!("input", "forward", 0);
+                batches.next()
+            } {
+                let _step = op_span!("step", "forward", 0);
                 let batch = batch?;
                 let time = Time {
                     step: self.state.step,
@@ -331,8 +337,10 @@ impl<'a> Run<'a> {
                 if let Some(limit) = train.clip_value {
                     context = context.clip_value(limit);
                 }
+                let update = op_span!("optimizer", "update", 0);
                 let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
                 self.optimizers.step(&grads, context, &time, rate_scale).map_err(|e| self.place(e))?;
+                drop(update);
                 self.state.step += 1;
 
                 let (step, epoch) = (self.state.step, self.state.epoch + 1);
@@ -460,6 +468,7 @@ impl<'a> Run<'a> {
 
     /// Measures the validation and test sets and takes note of the best.
     fn evaluate(&mut self, epoch: u64) -> Result<(), RunError> {
+        let _span = op_span!(EVALUATION, "forward", 0);
         for split in [Split::Val, Split::Test] {
             if !self.task.has(split) {
                 continue;
@@ -496,6 +505,7 @@ impl<'a> Run<'a> {
     }
 
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        let _span = op_span!("checkpoint", "forward", 0);
         let mut weights: BTreeMap<String, Tensor> =
             self.task.params.vars().into_iter().map(|(name, var)| (name, var.as_tensor().clone())).collect();
         for (name, tensor) in self.task.model.carry() {
@@ -591,6 +601,7 @@ fn manifest(recipe: &Recipe, task: &Task, device: &Device) -> Vec<u8> {
         "features": if cfg!(feature = "hub") { vec!["hub"] } else { vec![] },
         "device": format!("{:?}", device.location()).to_lowercase(),
         "cpu_features": cpu_features(),
+        "kernels": taper_models::instruction_set(),
         "threads": rayon::current_num_threads(),
         "parameters": task.params.count(),
         "data": task.provenance,

@@ -19,6 +19,12 @@ pub mod registry;
 pub mod replay;
 pub mod resnet;
 pub mod rng;
+pub mod trace;
+
+/// The instruction set that kernels are chosen by on this CPU: results are equal bit for bit where it is.
+pub fn instruction_set() -> &'static str {
+    kernels::Isa::detect().name()
+}
 
 pub use backward::backward;
 pub use error::{Error, Result};

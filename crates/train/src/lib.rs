@@ -20,6 +20,7 @@ pub mod log;
 pub mod numeric;
 pub mod plan;
 pub mod plot;
+pub mod profile;
 pub mod recipe;
 mod registries;
 pub mod report;

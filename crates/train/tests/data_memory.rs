@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::json;
-use taper_train::data::{DataRegistry, Search, cli};
+use taper_train::data::{DataRegistry, Search};
 
 #[test]
 fn cifar10_fits_in_400_megabytes_while_it_is_read() {
@@ -22,6 +22,4 @@ fn cifar10_fits_in_400_megabytes_while_it_is_read() {
     println!("read and proved in {seconds:.2} s, peak {peak:?} kB");
     assert!(loaded.provenance.verified);
     assert!(peak.is_none_or(|kilobytes| kilobytes < 400_000), "{peak:?}");
-    drop(loaded);
-    println!("{:?}", cli::input_rate(&DataRegistry::builtin(), &search).unwrap());
 }

@@ -60,9 +60,10 @@ impl<T: Real> DerefMut for Buf<T> {
 
 /// Buffers nobody uses at the moment.
 ///
-/// Buffers in use and kept together never exceed the most that was ever in use at once: when a request finds
-/// no kept buffer of its size, the longest-kept ones are freed until the new one fits below that mark. Training
-/// steps ask for the same sizes again and again, so all but the first allocate nothing.
+/// A request takes the kept buffer that fits best, up to a quarter larger than it needs. Buffers in use and kept
+/// together never exceed the most that was ever in use at once by more than a quarter: when nothing fits, the
+/// longest-kept ones are freed until the new one fits below that mark. Training steps ask for the same sizes again
+/// and again, so all but the first few allocate nothing.
 #[derive(Debug)]
 pub struct Pool<T>(Mutex<State<T>>);
 
@@ -72,6 +73,23 @@ struct State<T> {
     kept_len: usize,
     used: usize,
     most_used: usize,
+}
+
+/// A quarter more.
+fn with_slack(len: usize) -> usize {
+    len + len / 4
+}
+
+/// Whether a buffer serves a request for `len` elements without much waste.
+fn fits(buffer: usize, len: usize) -> bool {
+    (len..=with_slack(len)).contains(&buffer)
+}
+
+impl<T> State<T> {
+    fn take_into_use(&mut self, len: usize) {
+        self.used += len;
+        self.most_used = self.most_used.max(self.used);
+    }
 }
 
 impl<T: Real> Pool<T> {
@@ -86,16 +104,17 @@ impl<T: Real> Pool<T> {
 
     fn take(&self, len: usize) -> Vec<T> {
         let mut state = self.lock();
-        state.used += len;
-        state.most_used = state.most_used.max(state.used);
-        // The newest first: its lines may still be in the cache.
-        if let Some(i) = state.kept.iter().rposition(|b| b.len() == len)
+        // Of equal ones the newest: its lines may still be in the cache.
+        let fitting = state.kept.iter().enumerate().rev().filter(|(_, b)| fits(b.len(), len));
+        if let Some((i, _)) = fitting.min_by_key(|(_, b)| b.len())
             && let Some(found) = state.kept.remove(i)
         {
-            state.kept_len -= len;
+            state.kept_len -= found.len();
+            state.take_into_use(found.len());
             return found;
         }
-        while state.used + state.kept_len > state.most_used
+        state.take_into_use(len);
+        while state.used + state.kept_len > with_slack(state.most_used)
             && let Some(oldest) = state.kept.pop_front()
         {
             state.kept_len -= oldest.len();
@@ -126,25 +145,47 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_given_back_is_the_next_of_its_size() {
+    fn a_buffer_given_back_is_the_next_that_it_fits() {
         let pool = Pool::<f32>::new();
-        let (a, b) = (pool.take(100), pool.take(200));
-        let address = a.as_ptr();
-        pool.give(a);
-        pool.give(b);
-        let again = pool.take(100);
-        assert_eq!(again.as_ptr(), address);
+        let (a, b, c) = (pool.take(100), pool.take(120), pool.take(200));
+        let (first, second) = (a.as_ptr(), b.as_ptr());
+        [a, b, c].into_iter().for_each(|buffer| pool.give(buffer));
+        let (small, larger, none) = (pool.take(99), pool.take(99), pool.take(99));
+        assert_eq!([small.as_ptr(), larger.as_ptr()], [first, second]);
+        assert_eq!(none.len(), 99);
     }
 
     #[test]
-    fn kept_and_used_never_exceed_the_most_used() {
+    fn the_same_requests_again_allocate_nothing() {
+        let pool = Pool::<f32>::new();
+        // Forward: everything is kept. Backward: each is freed after a scratch buffer as large as itself was used.
+        let step = || {
+            let mut addresses = Vec::new();
+            let mut held: Vec<Vec<f32>> = (1..=20).map(|i| pool.take(1000 + 400 * i)).collect();
+            while let Some(buffer) = held.pop() {
+                let scratch = pool.take(buffer.len() + 7);
+                addresses.extend([scratch.as_ptr().addr(), buffer.as_ptr().addr()]);
+                pool.give(scratch);
+                pool.give(buffer);
+            }
+            addresses.sort_unstable();
+            addresses.dedup();
+            addresses
+        };
+        (0..3).for_each(|_| drop(step()));
+        assert_eq!(step(), step());
+    }
+
+    #[test]
+    fn kept_and_used_stay_near_the_most_used() {
         let pool = Pool::<f64>::new();
         let held: Vec<_> = (1..=4).map(|i| pool.take(1000 * i)).collect();
         held.into_iter().for_each(|b| pool.give(b));
         for len in [10_000, 700, 9_300, 1000, 5000] {
             let b = pool.take(len);
             let state = pool.lock();
-            assert!(state.used + state.kept_len <= state.most_used, "{} {}", state.used, state.kept_len);
+            let all = state.used + state.kept_len;
+            assert!(all <= with_slack(state.most_used), "{all} {}", state.most_used);
             assert_eq!(state.kept_len, state.kept.iter().map(Vec::len).sum::<usize>());
             drop(state);
             pool.give(b);

@@ -59,9 +59,21 @@ impl Geometry {
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
+    /// Operations by the plain count: a product and a sum for every tap.
+    pub fn flops(&self) -> usize {
+        2 * self.y_len() * self.cig() * self.taps()
+    }
     /// Elements of the weights.
     pub fn w_len(&self) -> usize {
         self.co * self.cig() * self.taps()
+    }
+}
+
+/// Kernel and stride, channels, and size of the input.
+impl std::fmt::Display for Geometry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ([kh, kw], [stride, _]) = (self.kernel, self.stride);
+        write!(f, "{kh}x{kw}/{stride} {}-{} {}x{}", self.ci, self.co, self.h, self.w)
     }
 }
 
@@ -81,7 +93,7 @@ pub enum Algorithm {
 impl Algorithm {
     /// The fastest one for a shape on this CPU; `fast` permits the less accurate F(4×4).
     pub fn choose<T: Real>(isa: Isa, g: &Geometry, fast: bool) -> Self {
-        if isa.of::<T>() == Isa::Portable {
+        if isa.of::<T>() != Isa::Avx512 {
             return Algorithm::Portable;
         }
         // Below 16 channels a vector is mostly padding; below 3 rows a tile is.

@@ -4,7 +4,7 @@
 //! and tap give the input pixel to read, or a row of zeros outside the image. No column matrix, no padded copy.
 //! The weight gradient sums outer products over runs of pixels that a tap sees without leaving the image.
 use super::conv::Geometry;
-use super::simd::{Into, PANEL, lanes};
+use super::simd::{Into, PANEL, lanes, panels_of_transposed};
 use super::{Buf, Shared, add_assign, par};
 use rayon::prelude::*;
 use std::arch::x86_64::*;
@@ -139,6 +139,9 @@ impl Block {
 fn pack(g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
     let (ci, co, taps) = (g.cig(), g.cog(), g.taps());
     let (k, n) = if transposed { (co, ci) } else { (ci, co) };
+    if taps == 1 && g.groups == 1 && !transposed {
+        return panels_of_transposed((n, k), (w, k));
+    }
     let panels = n.div_ceil(PANEL);
     let mut packed = Buf::dirty(g.groups * panels * taps * k * PANEL);
     packed.par_chunks_exact_mut(taps * k * PANEL).enumerate().for_each(|(task, out)| {

@@ -1,4 +1,4 @@
-//! Convolution by im2col and the `gemm` crate, for any element type and CPU.
+//! Convolution by im2col and the `gemm` crate, which chooses its kernels by CPU: for any element type and CPU.
 use super::conv::Geometry;
 use super::gemm::{Mat, gemm};
 use super::{Buf, Isa, Real, Shared};

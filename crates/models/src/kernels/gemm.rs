@@ -50,14 +50,16 @@ pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, ad
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if isa.of::<T>() == Isa::Avx512 && b.cs == 1 && fits(m, n, k) {
-        return blocked(
-            (m, n, k),
-            (super::as_f32(a.data), a.rs, a.cs),
-            (super::as_f32(b.data), b.rs),
-            (super::as_f32_mut(c), ldc),
-            add,
-        );
+    if isa.of::<T>() == Isa::Avx512 && fits(m, n, k) {
+        let (am, cm) = ((super::as_f32(a.data), a.rs, a.cs), (super::as_f32_mut(c), ldc));
+        if b.cs == 1 {
+            return blocked((m, n, k), am, (super::as_f32(b.data), b.rs, super::simd::PANEL), cm, add);
+        }
+        // Turning B costs as much as a few rows of the product.
+        if b.rs == 1 && m >= 16 {
+            let packed = super::simd::panels_of_transposed((n, k), (super::as_f32(b.data), b.cs));
+            return blocked((m, n, k), am, (&packed, super::simd::PANEL, k * super::simd::PANEL), cm, add);
+        }
     }
     let _ = isa;
     let parallelism = if m * n * k < 200_000 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) };
@@ -144,7 +146,7 @@ fn fits(m: usize, n: usize, k: usize) -> bool {
 fn blocked(
     (m, n, k): (usize, usize, usize),
     (a, rsa, csa): (&[f32], usize, usize),
-    (b, ldb): (&[f32], usize),
+    (b, ldb, panel): (&[f32], usize, usize),
     (c, ldc): (&mut [f32], usize),
     add: bool,
 ) {
@@ -153,7 +155,7 @@ fn blocked(
     if m * n * k < 200_000 {
         // SAFETY: `gemm` has checked the extents and the instruction set.
         return unsafe {
-            sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, PANEL), (c.as_mut_ptr(), ldc), into)
+            sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, panel), (c.as_mut_ptr(), ldc), into)
         };
     }
     // About two blocks of rows when there are few.
@@ -167,7 +169,7 @@ fn blocked(
             sgemm(
                 (block.min(m - i), PANEL.min(n - j), k),
                 (a.as_ptr().add(i * rsa), rsa, csa),
-                (b.as_ptr().add(j), ldb, PANEL),
+                (b.as_ptr().add(j / PANEL * panel), ldb, panel),
                 (c.at(i * ldc + j), ldc),
                 into,
             );
@@ -226,14 +228,23 @@ mod tests {
 
     #[test]
     fn products_match_a_double_sum_for_every_shape_path_and_transpose() {
-        let shapes =
-            [(1, 1, 1), (5, 17, 3), (7, 64, 300), (13, 65, 64), (100, 100, 100), (193, 130, 70), (3, 5, 0)];
+        let shapes = [
+            (1, 1, 1),
+            (5, 17, 3),
+            (7, 64, 300),
+            (13, 65, 64),
+            (100, 100, 100),
+            (193, 130, 70),
+            (33, 90, 150),
+            (3, 5, 0),
+        ];
         for shape in shapes {
             for flags in 0..8 {
                 let (ta, tb, add) = (flags & 1 > 0, flags & 2 > 0, flags & 4 > 0);
-                check::<f32>(Isa::detect(), shape, ta, tb, add);
-                check::<f32>(Isa::Portable, shape, ta, tb, add);
-                check::<f64>(Isa::Portable, shape, ta, tb, add);
+                for isa in Isa::available() {
+                    check::<f32>(isa, shape, ta, tb, add);
+                    check::<f64>(isa, shape, ta, tb, add);
+                }
             }
         }
     }

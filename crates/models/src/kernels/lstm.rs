@@ -21,6 +21,13 @@ pub(crate) struct Dims {
     pub(crate) hidden: usize,
 }
 
+impl Dims {
+    /// Operations of a forward pass by the plain count.
+    pub(crate) fn flops(&self) -> usize {
+        8 * self.steps * self.batch * self.hidden * (self.input + self.hidden)
+    }
+}
+
 /// Which entries of the recurrent weights are kept (one byte each, 0 or 1), and the factor of those that are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept<'a> {

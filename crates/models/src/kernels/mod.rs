@@ -1,8 +1,8 @@
 //! Numeric kernels on plain slices: no tensors, no graph, no candle types.
 //!
 //! Every kernel cuts its work by shape, never by thread count, and sums in a fixed order: the bits of a result
-//! do not depend on the number of threads. A kernel that has an AVX-512 form takes the instruction set as an
-//! argument ([`Isa`]); callers pass [`Isa::detect`], tests pass each.
+//! do not depend on the number of threads. A kernel takes the instruction set as an argument ([`Isa`]); callers pass
+//! [`Isa::detect`], tests pass each of [`Isa::available`].
 pub(crate) mod batch_norm;
 pub(crate) mod buffer;
 pub(crate) mod conv;
@@ -25,24 +25,57 @@ pub(crate) use buffer::Buf;
 
 use rayon::prelude::*;
 use std::fmt::Debug;
+use std::sync::OnceLock;
 
-/// The instruction set a kernel is written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The instruction set a kernel is compiled for, poorest first. Large matrix products that are not our own go to the
+/// `gemm` crate, which has its own run-time dispatch (AVX-512, AVX2, NEON, …).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Our own AVX-512 micro-kernels.
-    Avx512,
-    /// Plain Rust and the `gemm` crate, which has its own run-time dispatch (AVX2, NEON, …).
+    /// Plain Rust for the target's least CPU.
     Portable,
+    /// Plain Rust in vectors of eight with fused multiply-add.
+    Avx2,
+    /// Our own micro-kernels, and plain Rust in vectors of sixteen.
+    Avx512,
 }
 
 impl Isa {
-    /// The best one this CPU has.
+    /// The best one this CPU has, or the one that the variable `TAPER_ISA` names (`avx2`, `portable`) to try out what
+    /// other machines do.
     pub fn detect() -> Self {
+        static DETECTED: OnceLock<Isa> = OnceLock::new();
+        *DETECTED.get_or_init(|| {
+            let wanted = match std::env::var("TAPER_ISA").as_deref() {
+                Ok("portable") => Isa::Portable,
+                Ok("avx2") => Isa::Avx2,
+                _ => Isa::Avx512,
+            };
+            Self::best().min(wanted)
+        })
+    }
+
+    fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx512f") {
-            return Isa::Avx512;
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return if is_x86_feature_detected!("avx512f") { Isa::Avx512 } else { Isa::Avx2 };
         }
         Isa::Portable
+    }
+
+    /// All that this CPU has.
+    #[cfg(test)]
+    pub fn available() -> Vec<Self> {
+        let best = Self::best();
+        [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= best).collect()
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
     }
 
     /// `self` where the element type has kernels for it: only f32 has any beyond the portable ones.
@@ -180,13 +213,12 @@ pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
         fn medium<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        if isa == Isa::Avx512 {
-            // SAFETY: whoever passes `Avx512` has detected it.
-            return unsafe { wide(f) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: just detected.
-            return unsafe { medium(f) };
+        match isa {
+            // SAFETY: whoever passes it has detected it.
+            Isa::Avx512 => return unsafe { wide(f) },
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { medium(f) },
+            Isa::Portable => {}
         }
     }
     let _ = isa;

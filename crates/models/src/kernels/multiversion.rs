@@ -3,7 +3,7 @@
 /// Defines a function that runs `$body` compiled for the [`Isa`](super::Isa) given first.
 ///
 /// `$body` is an `#[inline(always)]` function, generic over `const FMA: bool`, of plain loops that the compiler
-/// turns into vector code. `Isa::Portable` still means AVX2 with fused multiply-add where the CPU has them.
+/// turns into vector code.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
@@ -15,14 +15,12 @@ macro_rules! multiversion {
                 fn avx512($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
-                if isa == $crate::kernels::Isa::Avx512 {
-                    // SAFETY: callers have it from `Isa::detect`, which found AVX-512F; no CPU has that without
-                    // AVX2 and FMA.
-                    return unsafe { avx512($($arg),*) };
-                }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                    // SAFETY: just detected.
-                    return unsafe { avx2($($arg),*) };
+                match isa {
+                    // SAFETY: whoever passes it has detected it, with AVX2 and FMA.
+                    $crate::kernels::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::kernels::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::kernels::Isa::Portable => {}
                 }
             }
             let _ = isa;

@@ -3,6 +3,7 @@
 //! A is broadcast from memory, element by element, so it needs no packing while its lines stay in the L1 cache,
 //! and a transposed A is only a change of strides. B must have contiguous rows of at least the tile's width.
 //! Everything here requires AVX-512F; callers check [`Isa`](super::Isa).
+use super::{Buf, Shared, par};
 use std::arch::x86_64::*;
 
 /// Columns of a full register tile: four vectors.
@@ -152,6 +153,36 @@ pub unsafe fn sgemm(
         }
         p0 += kc.max(1);
     }
+}
+
+/// The panels of B for [`sgemm`] from its transpose: `n` rows of `k` numbers, rows `stride` apart. Row `p` of panel `j`
+/// lies at `(j k + p) 64`; columns beyond `n` are zero.
+///
+/// Whoever calls this has seen AVX-512.
+pub fn panels_of_transposed((n, k): (usize, usize), (rows, stride): (&[f32], usize)) -> Buf<f32> {
+    assert!(n == 0 || k == 0 || rows.len() >= (n - 1) * stride + k, "matrix beyond its slice");
+    let mut packed = Buf::dirty(n.div_ceil(PANEL) * k * PANEL);
+    let out = Shared::new(&mut packed);
+    // A task turns 16 columns of the panels.
+    par(n.div_ceil(PANEL) * PANEL / 16, |task| {
+        let n0 = task * 16;
+        let to = n0 / PANEL * k * PANEL + n0 % PANEL;
+        for p in (0..k).step_by(16) {
+            // SAFETY: whole blocks lie inside both matrices; tasks write columns of their own.
+            unsafe {
+                if n0 + 16 <= n && p + 16 <= k {
+                    transpose16(rows.as_ptr().add(n0 * stride + p), stride, out.at(to + p * PANEL), PANEL);
+                    continue;
+                }
+                for q in p..k.min(p + 16) {
+                    for (j, out) in out.slice(to + q * PANEL, 16).iter_mut().enumerate() {
+                        *out = if n0 + j < n { rows[(n0 + j) * stride + q] } else { 0.0 };
+                    }
+                }
+            }
+        }
+    });
+    packed
 }
 
 /// Transposes a 16 × 16 block.

@@ -1,7 +1,7 @@
 //! Regularisers of activations: AR and TAR of the language model.
 use super::{dtype_error, shape_error, slice, tensor, with_slice};
-use crate::Result;
 use crate::kernels::Real;
+use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 
@@ -101,6 +101,7 @@ impl CustomOp1 for MeanSquare {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let _span = op_span!(OP, "forward", 0);
         let mean = match x {
             CpuStorage::F64(_) => CpuStorage::F64(vec![self.mean::<f64>(slice(x, layout)?)]),
             _ => CpuStorage::F32(vec![self.mean::<f32>(slice(x, layout)?) as f32]),
@@ -109,6 +110,7 @@ impl CustomOp1 for MeanSquare {
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, upstream: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let _span = op_span!(OP, "backward", 0);
         let upstream = upstream.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         Ok(Some(match x.dtype() {
             DType::F64 => tensor(with_slice(x, |v| self.gradient::<f64>(v, upstream))?, x.shape())?,

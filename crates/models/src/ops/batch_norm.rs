@@ -4,7 +4,7 @@ use super::with_slice;
 use crate::backward::deliver;
 use crate::kernels::batch_norm::{Affine, Gate, Gradient, Moments, Normalized, Rows, apply, moments};
 use crate::kernels::{Buf, Isa, Real};
-use crate::{Error, Result};
+use crate::{Error, Result, op_span};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 const OP: &str = "batch_norm";
+const JOINED: &str = "batch_norm_features";
 
 /// Initial scales of a batch normalisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,6 +183,7 @@ fn single<T: Element>(
     let isa = Isa::detect();
     let [n, h, w, c] = x.dims;
     bn.check::<T>(c, n * h * w, statistics)?;
+    let _span = op_span!(OP, "forward", 0, "{c} {h}x{w}");
     let moments = match statistics {
         Statistics::Batch => {
             let batch = moments(isa, Rows::new(&x.data, c));
@@ -208,6 +210,7 @@ fn single<T: Element>(
     let (weight, bias) = (bn.weight.clone(), bn.bias.clone());
     let (eps, of_batch) = (bn.eps, statistics == Statistics::Batch);
     let y = Host::record(OP, (x.dims, y), &handle, &[&bn.weight, &bn.bias], move |mut dy| {
+        let _span = op_span!(OP, "backward", 0, "{c} {h}x{w}");
         let rows = Rows::new(&input, c);
         let gate = match &output {
             Some(output) => Gate::Output(output),
@@ -323,6 +326,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     let [n, h, w, _] = xs.parts[0].0.dims;
     let channels = xs.parts.iter().map(|(x, _)| x.dims[3]).sum();
     bn.check::<T>(channels, n * h * w, statistics)?;
+    let _span = op_span!(JOINED, "forward", 0, "{channels} {h}x{w}");
     let moments = match statistics {
         Statistics::Batch => {
             let (mut mean, mut var) = (Vec::with_capacity(channels), Vec::with_capacity(channels));
@@ -349,7 +353,8 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     let (weight, bias) = (bn.weight.clone(), bn.bias.clone());
     let (eps, of_batch) = (bn.eps, statistics == Statistics::Batch);
     let dims = [n, h, w, channels];
-    let y = Host::record(OP, (dims, Arc::new(y)), &xs.handle, &[&bn.weight, &bn.bias], move |dy| {
+    let y = Host::record(JOINED, (dims, Arc::new(y)), &xs.handle, &[&bn.weight, &bn.bias], move |dy| {
+        let _span = op_span!(JOINED, "backward", 0, "{channels} {h}x{w}");
         let rows: Vec<_> = values.iter().map(|(data, c)| Rows::new(data, *c)).collect();
         let gate = Gate::Affine(&affine);
         let with = Normalized { moments: &moments, gamma: &gamma, eps, of_batch };

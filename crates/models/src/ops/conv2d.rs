@@ -5,7 +5,7 @@ use crate::backward::deliver;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa};
-use crate::{Error, Result};
+use crate::{Error, Result, op_span};
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -126,7 +126,9 @@ fn forward<T: Element>(
         }
         None => None,
     };
+    let span = op_span!(OP, "forward", g.flops(), "{g}");
     with_slice(weight, |w: &[T]| conv::forward(algorithm, &g, &x.data, w, bias_values.as_deref(), &mut y))?;
+    drop(span);
 
     let (input, dx) = (x.data.clone(), x.tracked().then(|| x.grad.clone()));
     let (weight_, bias_) = (weight.clone(), bias.cloned());
@@ -135,6 +137,7 @@ fn forward<T: Element>(
     let y = Host::record(OP, (dims, Arc::new(y)), &x.handle, &params, move |dy| {
         let dw = match weight_.track_op() {
             true => {
+                let _span = op_span!(OP, "backward", g.flops(), "{g}");
                 let mut dw = vec![T::ZERO; g.w_len()];
                 conv::grad_weight(algorithm, &g, &input, &dy, &mut dw);
                 deliver(&weight_, dw)?
@@ -144,6 +147,7 @@ fn forward<T: Element>(
         // If nobody else reads the input any more, its buffer becomes that of its gradient.
         drop(input);
         if let Some(dx) = dx {
+            let _span = op_span!(OP, "backward", g.flops(), "{g}");
             with_slice(&weight_, |w: &[T]| {
                 dx.add_with(g.x_len(), |dx, add| conv::grad_input(algorithm, &g, &dy, w, dx, add));
             })?;

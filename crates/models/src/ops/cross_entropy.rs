@@ -2,7 +2,7 @@
 use super::{dtype_error, indices, shape_error, slice, tensor};
 use crate::kernels::softmax::{Row, row};
 use crate::kernels::{Isa, Real};
-use crate::{Error, Result};
+use crate::{Error, Result, op_span};
 use candle_core::{CpuStorage, CustomOp1, D, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 use std::sync::Mutex;
@@ -129,6 +129,7 @@ impl CustomOp1 for Op {
     }
 
     fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let _span = op_span!(OP, "forward", 0);
         let loss = match logits {
             CpuStorage::F64(_) => self.forward::<f64>(logits, layout)?,
             _ => self.forward::<f32>(logits, layout)?,

@@ -2,7 +2,7 @@
 use super::{dtype_error, shape_error, slice, tensor, with_slice};
 use crate::kernels::Real;
 use crate::rng::Rng;
-use crate::{Error, Result};
+use crate::{Error, Result, op_span};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -34,6 +34,7 @@ impl Mask {
             return Err(Error::Argument { op: OP, expected: "a probability in 0..1", found: p.to_string() });
         }
         let shape = shape.into();
+        let _span = op_span!(OP, "forward", 0, "mask of {}", shape.elem_count());
         // An element is dropped if its 32 bits lie below p·2³²; half a draw each.
         let below = (p * 2f64.powi(32)).round() as u32;
         let mut keep = vec![0; shape.elem_count()];
@@ -142,6 +143,7 @@ impl CustomOp1 for Masked {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let _span = op_span!(OP, "forward", 0);
         let y = match x {
             CpuStorage::F64(_) => CpuStorage::F64(self.apply(slice(x, layout)?)),
             _ => CpuStorage::F32(self.apply(slice(x, layout)?)),
@@ -150,6 +152,7 @@ impl CustomOp1 for Masked {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let _span = op_span!(OP, "backward", 0);
         let dx = match dy.dtype() {
             DType::F64 => with_slice::<f64, _>(dy, |dy| tensor(self.apply(dy), dy.len()))??,
             _ => with_slice::<f32, _>(dy, |dy| tensor(self.apply(dy), dy.len()))??,

@@ -1,8 +1,8 @@
 //! Embedding lookup.
 use super::{Mask, dtype_error, indices, shape_error, slice, with_slice};
-use crate::Result;
 use crate::backward::{deliver, reclaim};
 use crate::kernels::Real;
+use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 
@@ -121,6 +121,7 @@ impl CustomOp1 for Embedding {
     }
 
     fn cpu_fwd(&self, weight: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let _span = op_span!(OP, "forward", 0);
         let y = match weight {
             CpuStorage::F64(_) => self.forward::<f64>(slice(weight, layout)?),
             _ => self.forward::<f32>(slice(weight, layout)?),
@@ -129,6 +130,7 @@ impl CustomOp1 for Embedding {
     }
 
     fn bwd(&self, weight: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let _span = op_span!(OP, "backward", 0);
         match dy.dtype() {
             DType::F64 => with_slice(dy, |dy| self.backward::<f64>(weight, dy))?,
             _ => with_slice(dy, |dy| self.backward::<f32>(weight, dy))?,

@@ -1,10 +1,10 @@
 //! A fully connected layer with its bias and ReLU in one op.
 use super::{dtype_error, shape_error, slice, with_slice};
-use crate::Result;
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa, Real};
+use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
 
@@ -106,6 +106,7 @@ impl Linear {
         b: Option<(&CpuStorage, &Layout)>,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (m, n, k) = sizes(x.1.shape(), w.1.shape())?;
+        let _span = op_span!(OP, "forward", 2 * m * n * k, "{k}-{n}");
         let mut shape = x.1.dims().to_vec();
         // `linear` has checked that the rank is at least 2.
         *shape.last_mut().ok_or_else(|| candle_core::Error::msg("rank 0"))? = n;
@@ -146,6 +147,8 @@ impl Linear {
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
         let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect());
+        let products = usize::from(want_x) + usize::from(want_w);
+        let _span = op_span!(OP, "backward", 2 * products * m * n * k, "{k}-{n}");
         let from = |g: &[T]| {
             let gm = Mat::new(g, m, n);
             let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(isa, gm, Mat::new(w, n, k)))?));

@@ -1,12 +1,12 @@
 //! The last layer of a classifier and its loss in one op.
 use super::cross_entropy::{CrossEntropy, cross_entropy, in_place, target_rows};
 use super::{Activation, dtype_error, linear, shape_error, slice, with_slice};
-use crate::Result;
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::softmax::Row;
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa, Real};
+use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Mutex, PoisonError};
 
@@ -88,6 +88,8 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         b: &CpuStorage,
         lb: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (n, (c, k)) = (self.rows.len(), lw.shape().dims2()?);
+        let _span = op_span!(OP, "forward", 2 * n * c * k, "{k}-{c}");
         let (loss, gradient) = self.compute(slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
         if self.wanted != [false; 3] {
             *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
@@ -103,12 +105,14 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         _: &Tensor,
         upstream: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let (n, (c, k)) = (self.rows.len(), w.dims2()?);
+        let _span = op_span!(OP, "backward", 4 * n * c * k, "{k}-{c}");
         let gradient = match self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(gradient) => gradient,
             // The graph's second backward pass.
             None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(x, w, b).1)))???,
         };
-        let ((c, k), n, isa) = (w.dims2()?, self.rows.len(), Isa::detect());
+        let isa = Isa::detect();
         let [want_x, want_w, want_b] = self.wanted;
         let g = Mat::new(&gradient, n, c);
         let factor = upstream.to_dtype(DType::F64)?.to_scalar::<f64>()?;

@@ -1,10 +1,10 @@
 //! An LSTM layer over a whole sequence.
 use super::bundle::Bundle;
 use super::{Mask, dtype_error, shape_error, slice, tensor, with_slice};
-use crate::Result;
 use crate::backward::deliver;
 use crate::kernels::lstm::{Dims, Kept, Layer, Saved, Wanted, backward, forward};
 use crate::kernels::{Isa, Real};
+use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -184,6 +184,8 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         _: &CpuStorage,
         _: &Layout,
     ) -> candle_core::Result<(CpuStorage, Shape)> {
+        let Dims { input, hidden, .. } = self.dims;
+        let _span = op_span!(OP, "forward", self.dims.flops(), "{input}-{hidden}");
         let (x, w_ih, mut y) = (slice::<T>(x, lx)?, slice::<T>(w_ih, lw)?, self.output());
         let saved = with_slice::<T, _>(&self.w_hh, |w_hh| {
             forward(Isa::detect(), &self.layer(x, w_ih, w_hh), &mut y)
@@ -201,6 +203,8 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         y: &Tensor,
         dy: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let Dims { input, hidden, .. } = self.dims;
+        let _span = op_span!(OP, "backward", 2 * self.dims.flops(), "{input}-{hidden}");
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let compute = |xs: &[T], w_ih: &[T], w_hh: &[T], y: &[T], dy: &[T]| {
             let (isa, layer) = (Isa::detect(), self.layer(xs, w_ih, w_hh));

@@ -2,9 +2,12 @@
 use super::feature_map::{Element, FeatureMap, Host, dispatch};
 use crate::kernels::conv::Geometry;
 use crate::kernels::{Buf, pool};
-use crate::{Error, Result};
+use crate::{Error, Result, op_span};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
+
+const MAX: &str = "max_pool2d";
+const AVERAGE: &str = "avg_pool2d";
 
 /// The windows of a pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,16 +51,19 @@ impl Window {
 /// On devices other than the CPU the values go to the CPU and back: candle's gradient is wrong for every window
 /// and missing for overlapping ones.
 pub fn max_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
-    let g = window.geometry("max_pool2d", x.dims()?)?;
+    let g = window.geometry(MAX, x.dims()?)?;
     dispatch!(x, x => max(x, g), t => on_cpu(t, |x| max_pool2d(x, window)))
 }
 
 fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
     let (mut y, mut at) = (Buf::dirty(g.y_len()), vec![0; g.y_len()]);
+    let span = op_span!(MAX, "forward", 0, "{} {}x{}", g.ci, g.h, g.w);
     pool::max_forward(&g, &x.data, &mut y, &mut at);
+    drop(span);
     let dx = x.grad.clone();
     let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
-    let y = Host::record("max_pool2d", result, &x.handle, &[], move |dy| {
+    let y = Host::record(MAX, result, &x.handle, &[], move |dy| {
+        let _span = op_span!(MAX, "backward", 0, "{} {}x{}", g.ci, g.h, g.w);
         dx.add_with(g.x_len(), |dx, add| {
             if !add {
                 dx.fill(T::ZERO);
@@ -74,7 +80,7 @@ fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
 /// On devices other than the CPU this is candle's own op where its gradient is right (windows that tile the
 /// image), else the values go to the CPU and back.
 pub fn avg_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
-    let g = window.geometry("avg_pool2d", x.dims()?)?;
+    let g = window.geometry(AVERAGE, x.dims()?)?;
     dispatch!(x, x => average(x, g), t => {
         let tiles = g.kernel == g.stride && g.pad == [0, 0] && g.h % g.kernel[0] == 0 && g.w % g.kernel[1] == 0;
         if !tiles {
@@ -87,10 +93,13 @@ pub fn avg_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
 
 fn average<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
     let mut y = Buf::dirty(g.y_len());
+    let span = op_span!(AVERAGE, "forward", 0, "{} {}x{}", g.ci, g.h, g.w);
     pool::avg_forward(&g, &x.data, &mut y);
+    drop(span);
     let dx = x.grad.clone();
     let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
-    let y = Host::record("avg_pool2d", result, &x.handle, &[], move |dy| {
+    let y = Host::record(AVERAGE, result, &x.handle, &[], move |dy| {
+        let _span = op_span!(AVERAGE, "backward", 0, "{} {}x{}", g.ci, g.h, g.w);
         dx.add_with(g.x_len(), |dx, add| {
             if !add {
                 dx.fill(T::ZERO);

@@ -1,9 +1,11 @@
 //! Rectified linear units.
 use super::feature_map::{Element, FeatureMap, Host, dispatch};
-use crate::Result;
 use crate::kernels::{Buf, map_pairs};
+use crate::{Result, op_span};
 use candle_core::Tensor;
 use std::sync::Arc;
+
+const OP: &str = "relu";
 
 /// max(x, 0), with gradient 0 at 0 as in PyTorch (candle's is 1 there).
 ///
@@ -13,12 +15,15 @@ pub fn relu(x: &FeatureMap) -> Result<FeatureMap> {
 }
 
 fn forward<T: Element>(x: &Host<T>) -> Result<FeatureMap> {
+    let span = op_span!(OP, "forward", 0);
     let mut y = Buf::dirty(x.data.len());
     // NaN fails the comparison and stays NaN.
     map_pairs(&mut y, &x.data, |y, x| *y = if x <= T::ZERO { T::ZERO } else { x });
+    drop(span);
     let y = Arc::new(y);
     let (gate, dx) = (y.clone(), x.grad.clone());
-    let y = Host::record("relu", (x.dims, y), &x.handle, &[], move |mut dy| {
+    let y = Host::record(OP, (x.dims, y), &x.handle, &[], move |mut dy| {
+        let _span = op_span!(OP, "backward", 0);
         map_pairs(&mut dy, &gate, |dy, y| *dy = if y > T::ZERO { *dy } else { T::ZERO });
         dx.add(dy);
         Ok([None, None])

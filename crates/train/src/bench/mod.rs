@@ -1,14 +1,26 @@
-//! Benchmarks: what a piece of work costs here, beside a yardstick and beside a peer, all in one call.
+//! Benchmarks: what a piece of work costs here, beside a yardstick and beside PyTorch, all in one call.
 //!
 //! A busy or throttled machine changes its speed from one second to the next, so that times of different calls say
-//! little. Everything that is compared runs in turn, round after round, and the best of each is kept.
+//! little. Everything that is compared runs in turn, round after round, and the best of each is kept; the ratios of
+//! single rounds say how far to trust the ratio of the best. Each side of a case is a process of its own, so that the
+//! most memory it ever held is that of this work alone.
+mod epoch;
+mod gemm;
+mod input;
+mod measure;
 mod optim;
-mod peer;
+mod picture;
+pub mod scaling;
+mod serve;
+mod side;
+mod step;
+mod stock;
 
-pub use peer::Peer;
+pub use measure::{Measured, Sides, measure};
+pub use picture::picture;
+pub use serve::{peak, serve, watch};
 
-use serde_json::{Map, Value, json};
-use std::time::{Duration, Instant};
+use serde_json::Value;
 
 /// What can go wrong in a benchmark.
 #[non_exhaustive]
@@ -22,15 +34,37 @@ pub enum BenchError {
         /// The suites.
         known: Vec<&'static str>,
     },
-    /// The peer did not start or did not answer.
-    #[error("peer: {0}")]
-    Peer(String),
-    /// The work failed.
+    /// A side did not start or did not answer.
+    #[error("{side}: {message}")]
+    Side {
+        /// Which one.
+        side: &'static str,
+        /// What happened.
+        message: String,
+    },
+    /// The optimizer's work failed.
     #[error(transparent)]
     Optimizer(#[from] taper_optim::Error),
-    /// The work failed.
+    /// The model's work failed.
+    #[error(transparent)]
+    Model(#[from] taper_models::Error),
+    /// The data's work failed.
+    #[error(transparent)]
+    Data(#[from] crate::data::DataError),
+    /// The run's work failed.
+    #[error(transparent)]
+    Run(#[from] crate::run::RunError),
+    /// candle's work failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which one.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
 }
 
 /// Something that can be timed again and again.
@@ -42,67 +76,31 @@ pub struct Case {
     pub name: String,
     /// What its rate is counted in.
     pub unit: &'static str,
-    /// How many of these one run does.
+    /// How many of these one call of the work does.
     pub amount: f64,
+    /// Calls of the work that are timed together: enough to last some milliseconds.
+    pub repeat: u32,
     /// Makes the work and what it is measured beside; called when its turn comes, so that memory is used once.
     pub prepare: Box<dyn FnOnce() -> Result<Prepared, BenchError>>,
-    /// What the peer is asked to do, if it can do the same.
+    /// What PyTorch is asked to do, if it can do the same.
     pub peer: Option<Value>,
 }
+
+/// Makes a piece of work.
+pub type Make = Box<dyn FnOnce() -> Result<Work, BenchError>>;
 
 /// A benchmark ready to run.
 pub struct Prepared {
     /// The work.
     pub ours: Work,
-    /// Yardsticks: a name, the amount of one run in the case's unit, and the work.
-    pub beside: Vec<(&'static str, f64, Work)>,
+    /// Yardsticks: a name, the amount of one call in the case's unit, and how to make the work.
+    pub beside: Vec<(&'static str, f64, Make)>,
 }
 
-/// What was measured; see [`Measured::json`].
-#[derive(Clone, Debug)]
-pub struct Measured {
-    /// The case.
-    pub name: String,
-    /// The unit of all rates.
-    pub unit: &'static str,
-    /// Our best time, in seconds.
-    pub ours: f64,
-    /// What one run did.
-    pub amount: f64,
-    /// The peer's best time.
-    pub peer: Option<f64>,
-    /// Yardsticks: name, best time, amount.
-    pub beside: Vec<(&'static str, f64, f64)>,
-    /// The most memory the process held during the case, its yardsticks counted in.
-    pub peak_mb: Option<u64>,
-}
-
-impl Measured {
-    /// Our rate.
-    pub fn rate(&self) -> f64 {
-        self.amount / self.ours
-    }
-
-    /// How often faster than the peer.
-    pub fn ratio(&self) -> Option<f64> {
-        Some(self.peer? / self.ours)
-    }
-
-    /// Our rate divided by each yardstick's.
-    pub fn shares(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        self.beside.iter().map(|(name, seconds, amount)| (*name, self.rate() / (amount / seconds)))
-    }
-
-    /// One object: `ratio` = `peer_s` / `ours_s`, `rate` in `unit`, `of_<yardstick>` our share of its rate.
-    pub fn json(&self) -> Value {
-        let mut map = Map::new();
-        let object = json!({
-            "name": self.name, "ours_s": self.ours, "peer_s": self.peer, "ratio": self.ratio(),
-            "unit": self.unit, "rate": self.rate(), "peak_mb": self.peak_mb,
-        });
-        map.extend(object.as_object().cloned().unwrap_or_default());
-        map.extend(self.shares().map(|(name, share)| (format!("of_{name}"), share.into())));
-        Value::Object(map)
+impl Prepared {
+    /// Work without a yardstick.
+    pub fn alone(ours: Work) -> Self {
+        Self { ours, beside: Vec::new() }
     }
 }
 
@@ -110,12 +108,25 @@ impl Measured {
 type Suite = (&'static str, fn() -> Vec<Case>);
 
 /// A suite: its name and its cases. A new workload is a new file and a line here.
-const SUITES: &[Suite] = &[("optim", optim::cases)];
+const SUITES: &[Suite] = &[
+    ("gemm", gemm::cases),
+    ("mlp-step", step::mlp),
+    ("resnet18-step", step::resnet18),
+    ("resnet34-step", step::resnet34),
+    ("densenet121-step", step::densenet121),
+    ("lstm1-step", step::lstm1),
+    ("lstm3-step", step::lstm3),
+    ("optim", optim::cases),
+    ("input", input::cases),
+    ("mnist-epoch", epoch::cases),
+];
 
 /// The cases that `names` ask for: a suite, a case, or a glob over cases; all without any.
 pub fn select(names: &[String]) -> Result<Vec<Case>, BenchError> {
+    let suites = SUITES.iter().flat_map(|(_, cases)| cases()).map(|case| (case, names.is_empty()));
+    // Many and slow: only by name.
     let mut cases: Vec<(Case, bool)> =
-        SUITES.iter().flat_map(|(_, cases)| cases()).map(|case| (case, names.is_empty())).collect();
+        suites.chain(scaling::cases().into_iter().map(|case| (case, false))).collect();
     for name in names {
         let pattern = regex::escape(name).replace(r"\*", ".*");
         let pattern = regex::Regex::new(&format!("^(?:{pattern})(?:/.*)?$"));
@@ -133,49 +144,6 @@ pub fn select(names: &[String]) -> Result<Vec<Case>, BenchError> {
     Ok(cases.into_iter().filter(|(_, wanted)| *wanted).map(|(case, _)| case).collect())
 }
 
-/// Rounds that every case gets, and the time after which it gets no more of them.
-const ROUNDS: (u32, u32) = (5, 100);
-const BUDGET: Duration = Duration::from_secs(3);
-/// For the other side's idle threads to stop spinning.
-const PAUSE: Duration = Duration::from_millis(5);
-
-/// Measures one case, with the peer's time where there is one.
-pub fn measure(case: Case, peer: Option<&mut Peer>) -> Result<Measured, BenchError> {
-    let Case { name, unit, amount, prepare, peer: task } = case;
-    // Where the system allows it, the peak is counted from here.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-    let Prepared { mut ours, mut beside } = prepare()?;
-    let mut peer = peer.zip(task.as_ref());
-    if let Some((peer, task)) = &mut peer {
-        peer.prepare(task)?;
-    }
-    let mut best = (f64::INFINITY, f64::INFINITY, vec![f64::INFINITY; beside.len()]);
-    let started = Instant::now();
-    for round in 0..ROUNDS.1 {
-        for ((_, _, work), best) in beside.iter_mut().zip(&mut best.2) {
-            *best = best.min(time(work)?);
-        }
-        best.0 = best.0.min(time(&mut ours)?);
-        if let Some((peer, _)) = &mut peer {
-            best.1 = best.1.min(peer.time()?);
-            std::thread::sleep(PAUSE);
-        }
-        if round + 1 >= ROUNDS.0 && started.elapsed() > BUDGET {
-            break;
-        }
-    }
-    let beside =
-        beside.iter().zip(best.2).map(|((name, amount, _), seconds)| (*name, seconds, *amount)).collect();
-    let peer = peer.map(|_| best.1);
-    Ok(Measured { name, unit, ours: best.0, amount, peer, beside, peak_mb: crate::run::peak_megabytes() })
-}
-
-fn time(work: &mut Work) -> Result<f64, BenchError> {
-    let started = Instant::now();
-    work()?;
-    Ok(started.elapsed().as_secs_f64())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,29 +153,22 @@ mod tests {
         let count = |names: &[&str]| {
             select(&names.iter().map(ToString::to_string).collect::<Vec<_>>()).map(|cases| cases.len())
         };
-        let all = count(&[]).unwrap();
-        assert_eq!(count(&["optim"]).unwrap(), all);
+        let all = count(&["optim"]).unwrap();
+        assert!(count(&[]).unwrap() > all);
         assert_eq!(count(&["optim/decgd"]).unwrap(), 2);
-        assert_eq!(count(&["*/one"]).unwrap() * 2, all);
+        assert_eq!(count(&["optim/*/one"]).unwrap() * 2, all);
         assert_eq!(count(&["optim/adam", "optim/adam/one"]).unwrap(), 2);
+        assert_eq!(count(&["resnet18-step/128"]).unwrap(), 2);
         let error = count(&["optm"]).unwrap_err().to_string();
-        assert_eq!(error, "unknown benchmark `optm`; known: optim");
+        assert!(error.starts_with("unknown benchmark `optm`; known: gemm, mlp-step"), "{error}");
     }
 
     #[test]
-    fn rates_and_ratios_come_from_the_best_times() {
-        let case = Case {
-            name: "x".into(),
-            unit: "GB/s",
-            amount: 8.0,
-            prepare: Box::new(|| Ok(Prepared { ours: Box::new(|| Ok(())), beside: Vec::new() })),
-            peer: None,
-        };
-        let measured = measure(case, None).unwrap();
-        assert!(measured.ours > 0.0 && measured.peer.is_none());
-        let measured = Measured { ours: 2.0, peer: Some(3.0), beside: vec![("copy", 1.0, 16.0)], ..measured };
-        assert_eq!((measured.rate(), measured.ratio()), (4.0, Some(1.5)));
-        let json = measured.json();
-        assert_eq!((json["of_copy"].as_f64(), json["ratio"].as_f64()), (Some(0.25), Some(1.5)));
+    fn names_are_distinct() {
+        let mut names: Vec<String> = select(&[]).unwrap().into_iter().map(|case| case.name).collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
     }
 }

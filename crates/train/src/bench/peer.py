@@ -1,45 +1,155 @@
-"""The peer of `bench --peer`: PyTorch on the work that it is told, timed run by run.
+"""PyTorch's side of `bench --peer`, in its best mode. `side.rs` puts the networks of `tools/torch_nets.py` above this.
 
-Each line of input is JSON: an object prepares work, "run" runs it once. Each is answered by a line of JSON:
-a string when ready, the seconds of a run. Argument: the number of threads.
+The first line of input is the task, in JSON; the answer says who this is and the most memory it held after two runs.
+Every further line runs the work once and is answered with the seconds of one call. Argument: the number of threads.
 """
 import json
 import sys
 import time
 
-import torch
-
 
 def optim(task):
     """One step of a fused optimizer, on the numbers that our own benchmark uses."""
     wave = lambda size, scale: scale * ((torch.arange(size) % 251).float() - 125.5)
-    params = [torch.nn.Parameter(wave(size, 0.01)) for size in task["sizes"]]
+    params = [nn.Parameter(wave(size, 0.01)) for size in task["sizes"]]
     for param in params:
         param.grad = wave(param.numel(), 0.001)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[task["optimizer"]]
-    step = kind(params, lr=1e-4, fused=True).step
-    step()
+    return kind(params, lr=1e-4, fused=True).step
+
+
+def gemm(task):
+    x, w = torch.randn(task["m"], task["k"]), torch.randn(task["n"], task["k"])
+
+    def product():
+        with torch.inference_mode():
+            F.linear(x, w)
+
+    return product
+
+
+def training(net, loss, lr):
+    """A training step: gradients start as None, Adam is fused."""
+    adam = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
+
+    def step():
+        adam.zero_grad(set_to_none=True)
+        loss().backward()
+        adam.step()
+
     return step
 
 
-WORK = {"optim": optim}
+class Mlp(nn.Sequential):
+    def __init__(self, hidden):
+        widths = [784, *hidden, 10]
+        layers = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+        super().__init__(nn.Flatten(), *layers[:-1])
+
+
+class LanguageModel(nn.Module):
+    """AWD-LSTM with all its dropouts, AR and TAR; masks are as small as they can be."""
+
+    def __init__(self, layers, hidden, emb, vocab):
+        super().__init__()
+        self.encoder = nn.Parameter(torch.empty(vocab, emb).uniform_(-0.1, 0.1))
+        self.bias = nn.Parameter(torch.zeros(vocab))
+        sizes = [emb] + [hidden] * (layers - 1) + [emb]
+        self.rnns = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(sizes, sizes[1:]))
+        self.carry = None
+
+    def loss(self, tokens, target):
+        batch = tokens.shape[1]
+        keep = lambda p, *shape: torch.empty(shape).bernoulli_(1 - p).div_(1 - p)
+        rows = keep(0.1, self.encoder.shape[0])
+        x = F.embedding(tokens, self.encoder) * (rows[tokens].unsqueeze(2) * keep(0.4, 1, batch, self.encoder.shape[1]))
+        carry = []
+        for i, rnn in enumerate(self.rnns):
+            zeros = torch.zeros(1, batch, rnn.hidden_size)
+            state = self.carry[i] if self.carry else (zeros, zeros)
+            weights = [rnn.weight_ih_l0, F.dropout(rnn.weight_hh_l0, 0.5), rnn.bias_ih_l0, rnn.bias_hh_l0]
+            x, h, c = torch._VF.lstm(x, state, weights, True, 1, 0.0, True, False, False)
+            carry.append((h.detach(), c.detach()))
+            undropped = x
+            x = x * keep(0.25 if i + 1 < len(self.rnns) else 0.4, 1, batch, rnn.hidden_size)
+        self.carry = carry
+        nll = F.cross_entropy(F.linear(x, self.encoder, self.bias).flatten(0, 1), target.flatten())
+        return nll + 2 * x.square().mean() + (undropped[1:] - undropped[:-1]).square().mean()
+
+
+def step(task):
+    model, config, batch = task["model"], task["config"], task["batch"]
+    if model == "lstm":
+        net = LanguageModel(config["layers"], config["hidden"], config["emb"], 10_000)
+        tokens = torch.randint(10_000, (task["length"] + 1, batch))
+        return training(net, lambda: net.loss(tokens[:-1], tokens[1:]), task["lr"])
+    target = torch.arange(batch) % 10
+    if model == "mlp":
+        net, x = Mlp(config["hidden"]), torch.randn(batch, 28, 28)
+    else:
+        net = NETS[model]().to(memory_format=torch.channels_last)
+        x = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
+    return training(net, lambda: F.cross_entropy(net(x), target), task["lr"])
+
+
+def mnist_epoch(task):
+    """Epochs on images of MNIST's number and size, each with an evaluation and its loss and accuracy."""
+    images, labels = torch.randint(256, (70_000, 28, 28), dtype=torch.uint8), torch.randint(10, (70_000,))
+    normal = lambda x: x.float().div_(255).sub_(0.1307).div_(0.3081)
+
+    def batches(part, size, shuffle):
+        x, y = images[part], labels[part]
+        if task["input"] == "loader":
+            data = torch.utils.data.TensorDataset(x, y)
+            for x, y in torch.utils.data.DataLoader(data, size, shuffle=shuffle):
+                yield normal(x), y
+            return
+        order = torch.randperm(len(x)) if shuffle else torch.arange(len(x))
+        for chosen in order.split(size):
+            yield normal(x[chosen]), y[chosen]
+
+    def epochs():
+        net = Mlp([100])
+        adam = torch.optim.Adam(net.parameters(), lr=0.001, fused=True)
+        for _ in range(task["epochs"]):
+            total, right = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+            for x, y in batches(slice(60_000), 128, True):
+                adam.zero_grad(set_to_none=True)
+                logits = net(x)
+                loss = F.cross_entropy(logits, y)
+                loss.backward()
+                adam.step()
+                total += loss.detach() * len(y)
+                right += (logits.detach().argmax(1) == y).sum()
+            with torch.inference_mode():
+                for x, y in batches(slice(60_000, None), 1000, False):
+                    logits = net(x)
+                    total += F.cross_entropy(logits, y)
+                    right += (logits.argmax(1) == y).sum()
+            total.item(), right.item()
+
+    return epochs
+
+
+def peak_megabytes():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
 
 
 def main():
     torch.set_num_threads(int(sys.argv[1]))
+    torch.manual_seed(1)
     answer = lambda value: print(json.dumps(value), flush=True)
-    answer(f"PyTorch {torch.__version__}")
-    work = None
-    for line in sys.stdin:
-        task = json.loads(line)
-        if task == "run":
-            started = time.perf_counter()
+    task = json.loads(sys.stdin.readline())
+    work = {"optim": optim, "gemm": gemm, "step": step, "mnist-epoch": mnist_epoch}[task["work"]](task)
+    work()
+    work()
+    answer({"who": f"PyTorch {torch.__version__}", "peak_mb": peak_megabytes()})
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(task["repeat"]):
             work()
-            answer(time.perf_counter() - started)
-        else:
-            work = None  # frees the work before
-            work = WORK[task["work"]](task)
-            answer("ready")
+        answer((time.perf_counter() - started) / task["repeat"])
 
 
 main()

@@ -1,12 +1,18 @@
 use super::{Common, Failure};
+use serde_json::Value;
 use std::io::Write;
-use taper_train::bench::{BenchError, Measured, Peer, measure, select};
+use std::path::{Path, PathBuf};
+use taper_train::bench::scaling::{Growth, SERIES};
+use taper_train::bench::{self, BenchError, Case, Sides, measure, select};
+use taper_train::profile::Profile;
 use taper_train::table::Table;
 
 /// Measures how fast this machine does the work of training
 ///
-///   cargo xtask bench optim
+///   cargo xtask bench mlp-step resnet18-step
 ///   cargo xtask bench 'optim/adam*' --peer --json
+///   cargo xtask bench densenet121-step --profile
+///   cargo xtask bench --scaling
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
@@ -19,6 +25,18 @@ pub struct Args {
     /// Runs PyTorch on the same work in the same call
     #[arg(long)]
     peer: bool,
+    /// Shows where the time of our side goes instead, op by op, and writes a trace for chrome://tracing
+    #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    pub(super) profile: Option<PathBuf>,
+    /// Measures how our steps grow with batch, width, length and threads instead, and fits exponents
+    #[arg(long)]
+    scaling: bool,
+    /// Shows results that --json wrote instead: a table, and a picture beside the file
+    #[arg(long, value_name = "RESULTS")]
+    show: Option<PathBuf>,
+    /// Serves one benchmark to another process of this command
+    #[arg(long, hide = true, value_name = "NAME")]
+    serve: Option<String>,
 }
 
 impl From<BenchError> for Failure {
@@ -31,19 +49,74 @@ impl From<BenchError> for Failure {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
-    let cases = select(&args.names)?;
-    let mut peer = if args.peer { Some(Peer::start(rayon::current_num_threads())?) } else { None };
+    if let Some(name) = &args.serve {
+        return Ok(bench::serve(name, std::io::stdin().lock(), std::io::stdout().lock())?);
+    }
+    let sides = Sides { threads: rayon::current_num_threads(), data: common.data.clone(), peer: args.peer };
+    match (&args.show, &args.profile) {
+        (Some(results), _) => show(results),
+        (_, Some(trace)) => profile(select(&args.names)?, trace, common),
+        _ if args.scaling => scaling(args, common, &sides),
+        _ => measure_all(select(&args.names)?, args, common, &sides),
+    }
+}
+
+fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let mut table = Table::new(["benchmark", "ms", "rate", "beside", "peer ms", "peer / ours"]);
+    let mut results = Vec::new();
     for case in cases {
         if !common.quiet && !args.json {
             eprintln!("{}", case.name);
         }
-        let measured = measure(case, peer.as_mut())?;
+        let result = measure(&case, sides)?.json();
         if args.json {
-            writeln!(out, "{}", measured.json())?;
-        } else {
-            table.row(row(&measured));
+            writeln!(out, "{result}")?;
+            out.flush()?;
+        }
+        results.push(result);
+    }
+    if !args.json {
+        write!(out, "{}", table(&results))?;
+    }
+    Ok(())
+}
+
+fn profile(cases: Vec<Case>, trace: &Path, common: &Common) -> Result<(), Failure> {
+    let profile =
+        Profile::install(Some(trace), common.level()).map_err(|e| Failure::other(format!("error: {e}")))?;
+    for case in cases {
+        eprintln!("{}", case.name);
+        bench::watch(case, &profile)?;
+        let table = profile.table_beside(bench::peak)?;
+        eprintln!("{table}");
+    }
+    eprintln!("trace: {}", trace.display());
+    Ok(())
+}
+
+fn scaling(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let mut table = Table::new(["series", "threads", "size: ms", "exponent", "upper half"]);
+    for series in &SERIES {
+        for threads in [1, 2] {
+            if !common.quiet && !args.json {
+                eprintln!("{}, {threads} threads", series.name);
+            }
+            let growth = Growth::measure(series, &Sides { threads, peer: false, ..sides.clone() })?;
+            if args.json {
+                writeln!(out, "{}", growth.json())?;
+                out.flush()?;
+                continue;
+            }
+            let points: Vec<_> =
+                growth.points.iter().map(|(size, s)| format!("{size}: {:.2}", s * 1e3)).collect();
+            table.row([
+                growth.name.to_owned(),
+                threads.to_string(),
+                points.join(", "),
+                format!("{:.2}", growth.exponent()),
+                format!("{:.2}", growth.exponent_above()),
+            ]);
         }
     }
     if !args.json {
@@ -52,16 +125,61 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     Ok(())
 }
 
-fn row(measured: &Measured) -> [String; 6] {
+/// The table of results in a file, and their picture beside it.
+fn show(path: &Path) -> Result<(), Failure> {
+    let refuse = |e: String| Failure::usage(format!("error: {}: {e}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| refuse(format!("line {}: {e}", i + 1)))
+    };
+    let results = text.lines().enumerate().map(parse).collect::<Result<Vec<Value>, _>>()?;
+    let place = path.with_extension("svg");
+    let svg = bench::picture(&results).map_err(refuse)?;
+    std::fs::write(&place, svg).map_err(|e| Failure::other(format!("error: {}: {e}", place.display())))?;
+    write!(std::io::stdout(), "{}", table(&results))?;
+    eprintln!("picture: {}", place.display());
+    Ok(())
+}
+
+fn table(results: &[Value]) -> String {
+    let mut table = Table::new([
+        "benchmark",
+        "ms",
+        "rate",
+        "beside",
+        "MB",
+        "PyTorch ms",
+        "PyTorch / ours",
+        "half of rounds",
+        "PyTorch MB",
+    ]);
+    results.iter().for_each(|result| table.row(row(result)));
+    table.markdown()
+}
+
+fn row(result: &Value) -> [String; 9] {
+    let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
+    let number = |key: &str, show: &dyn Fn(f64) -> String| result[key].as_f64().map(show).unwrap_or_default();
     let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
-    let beside: Vec<_> =
-        measured.shares().map(|(name, share)| format!("{:.0} % of {name}", share * 100.0)).collect();
+    let whole = |value: f64| format!("{value:.0}");
+    let ratio = |value: f64| format!("{value:.2}");
+    let shares =
+        result.as_object().into_iter().flatten().filter_map(|(key, share)| {
+            Some(format!("{:.2} of {}", share.as_f64()?, key.strip_prefix("of_")?))
+        });
+    let spread = match result["ratio_low"].is_f64() {
+        true => format!("{} to {}", number("ratio_low", &ratio), number("ratio_high", &ratio)),
+        false => String::new(),
+    };
     [
-        measured.name.clone(),
-        milliseconds(measured.ours),
-        format!("{:.1} {}", measured.rate(), measured.unit),
-        beside.join(", "),
-        measured.peer.map(milliseconds).unwrap_or_default(),
-        measured.ratio().map(|ratio| format!("{ratio:.2}")).unwrap_or_default(),
+        text("name"),
+        number("ours_s", &milliseconds),
+        format!("{} {}", number("rate", &|rate| format!("{rate:.1}")), text("unit")),
+        shares.collect::<Vec<_>>().join(", "),
+        number("peak_mb", &whole),
+        number("peer_s", &milliseconds),
+        number("ratio", &ratio),
+        spread,
+        number("peer_peak_mb", &whole),
     ]
 }

@@ -78,6 +78,17 @@ enum Command {
     Completions(completions::Args),
 }
 
+impl Command {
+    /// Whether it installs a profiler, which then shows events too.
+    fn profiles(&self) -> bool {
+        match self {
+            Self::Train(args) => args.profile.is_some(),
+            Self::Bench(args) => args.profile.is_some(),
+            _ => false,
+        }
+    }
+}
+
 /// Why a command failed: what to print and the exit code.
 struct Failure {
     message: String,
@@ -142,7 +153,9 @@ fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Re
 
 pub fn main() -> ExitCode {
     let args = Args::parse();
-    taper_train::log::to_stderr(args.common.level());
+    if !args.command.profiles() {
+        taper_train::log::to_stderr(args.common.level());
+    }
     if let Some(threads) = args.common.threads
         && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
     {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use taper_train::bench;
+use taper_train::profile::Profile;
 use taper_train::run::{self, Options, Outcome, Show, Status, Watch};
 use taper_train::table::Table;
 use taper_train::{Recipe, Registries, plot};
@@ -27,6 +29,9 @@ pub struct Args {
     /// The folder of all runs
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
+    /// Shows where the time went, op by op, and writes a trace for chrome://tracing
+    #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    pub(super) profile: Option<PathBuf>,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
     #[arg(long, hide = true)]
     worker: bool,
@@ -48,6 +53,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     if args.worker {
         stop_with_input(options.stop.clone());
     }
+    let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace), common.level()));
+    let profile = profile.transpose().map_err(|e| Failure::other(format!("error: {e}")))?;
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
@@ -57,6 +64,9 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         for (_, outcome) in &outcomes {
             writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
         }
+    }
+    if let (Some(profile), Some(trace)) = (profile, &args.profile) {
+        eprintln!("\n{}trace: {}", profile.table_beside(bench::peak)?, trace.display());
     }
     Ok(())
 }

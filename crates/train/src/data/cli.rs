@@ -1,16 +1,11 @@
-//! What is behind `taper data list|fetch|check` and the benchmark `input`.
+//! What is behind `taper data list|fetch|check`.
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Instant;
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::search::{find, find_in};
-use super::{
-    Augment, Data, DataError, DataRegistry, Dataset, ImagePipeline, Loaded, PipelineConfig, Provenance,
-    Search, hub,
-};
+use super::{DataError, DataRegistry, Dataset, Loaded, Provenance, Search, hub};
 
 /// Prints every data set: what it is, where it would be read from, its options. Never touches the network.
 pub fn list(
@@ -164,50 +159,4 @@ fn line(out: &mut dyn Write, value: &Value) -> Result<(), DataError> {
 
 fn print(out: &mut dyn Write, text: &str) -> Result<(), DataError> {
     out.write_all(text.as_bytes()).map_err(|e| DataError::io("output", e))
-}
-
-/// How fast the input pipeline is on one core.
-#[derive(Clone, Debug, Serialize)]
-pub struct InputRate {
-    /// `cifar10`, or `synthetic-images` where that is not found.
-    pub set: String,
-    /// Images delivered.
-    pub images: usize,
-    /// Seconds of the fastest epoch.
-    pub seconds: f64,
-    /// Images a second, in the fastest epoch.
-    pub images_per_second: f64,
-}
-
-/// Measures the pipeline with CIFAR's augmentation at batch 128. One thread makes the batches and nothing else waits.
-pub fn input_rate(registry: &DataRegistry, search: &Search) -> Result<InputRate, DataError> {
-    let offline = Search { offline: true, ..search.clone() };
-    let loaded = match registry.get("cifar10")?.load(&Value::Null, &offline) {
-        Err(DataError::Missing { .. }) => {
-            registry.get("synthetic-images")?.load(&json!({"train": 50_000}), &offline)?
-        }
-        other => other?,
-    };
-    let (Data::Images { train, .. }, Some(normalize)) = (loaded.data, loaded.normalize) else {
-        return Err(DataError::option(&loaded.provenance.name, "name", "expected a set of images"));
-    };
-    let augment = Augment { crop_pad: 4, flip: true, ..Augment::default() };
-    let config = PipelineConfig {
-        batch_size: 128,
-        shuffle: true,
-        augment,
-        normalize,
-        drop_last: false,
-        indices: None,
-    };
-    let pipeline = ImagePipeline::new(train, config, 1)?;
-    let epoch = |epoch| {
-        let start = Instant::now();
-        let images: usize = pipeline.epoch(epoch, 0).map(|batch| std::hint::black_box(batch).n).sum();
-        (images, start.elapsed().as_secs_f64())
-    };
-    // The fastest of three: what the code can do when nothing else wants the core.
-    let (images, seconds) =
-        (0..3).map(epoch).fold((0, f64::INFINITY), |best, next| if next.1 < best.1 { next } else { best });
-    Ok(InputRate { set: loaded.provenance.name, images, seconds, images_per_second: images as f64 / seconds })
 }

@@ -4,12 +4,14 @@
 //! colours that stay apart for colour-blind readers, on white, on black and in print. Equal pictures are equal bytes.
 mod axis;
 mod chart;
+mod dots;
 mod heat;
 mod sheet;
 
 pub use axis::Scale;
 pub(crate) use axis::short;
 pub use chart::{Chart, Hover, Marks, Series};
+pub use dots::Dots;
 pub use heat::{Cell, Heat};
 pub use sheet::{Sheet, swatch};
 

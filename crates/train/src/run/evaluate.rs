@@ -1,12 +1,15 @@
 //! Evaluations, and what follows from them: the best so far, early stops, plateaus, the switch to averaged SGD.
 use super::task::Task;
 use super::{Run, RunError, Split, summary};
+use crate::profile::EVALUATION;
+use taper_models::op_span;
 use tracing::debug;
 
 impl Run<'_> {
     /// Measures the validation and test sets, with the average of the weights where there is one. True when it was the
     /// best so far.
     pub fn evaluate(&mut self) -> Result<bool, RunError> {
+        let _span = op_span!(EVALUATION, "forward", 0);
         let mut best = false;
         for split in [Split::Val, Split::Test] {
             if !self.task.has(split) {

@@ -59,6 +59,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use taper_models::op_span;
 use taper_optim::{Accumulator, StepContext, global_norm};
 use task::{Gradient, Task};
 use timing::Timing;
@@ -315,6 +316,7 @@ impl Run<'_> {
 
     /// One step of the optimizers.
     fn update(&mut self, batch: &Gradient) -> Result<(), RunError> {
+        let _span = op_span!("step", "update", 0);
         let train = &self.recipe.train;
         let norm = global_norm(&batch.grads, &self.optimizers.vars)?;
         if !norm.is_finite() {
@@ -338,7 +340,9 @@ impl Run<'_> {
         let scheduled = self.average.schedule(self.optimizers.factor(&time));
         let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
         let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
+        let optimizer = op_span!("optimizer", "update", 0);
         self.optimizers.step(&batch.grads, context, &time, factor).map_err(|e| self.place(e))?;
+        drop(optimizer);
         self.average.after_step(self.state.epoch)?;
         self.state.step = step;
 
@@ -392,6 +396,7 @@ impl Run<'_> {
     }
 
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        let _span = op_span!("checkpoint", "forward", 0);
         let vars = self.task.params().vars().into_iter();
         let mut weights: BTreeMap<String, Tensor> =
             vars.map(|(name, var)| (name, var.as_tensor().clone())).collect();

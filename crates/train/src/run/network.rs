@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::iter::Peekable;
 use std::sync::Arc;
 use taper_models::init::is_buffer;
+use taper_models::op_span;
 use taper_models::{Loss, Mode, Model, Params, Task as Shape, ops};
 use tracing::debug;
 
@@ -175,7 +176,10 @@ impl Task for Network {
     }
 
     fn next(&mut self, draw: u64) -> Result<Option<Gradient>, RunError> {
+        let waiting = op_span!("input", "forward", 0);
         let Some(batch) = self.batches.next().transpose()? else { return Ok(None) };
+        drop(waiting);
+        let _span = op_span!("graph", "forward", 0);
         let loss = self.loss(&batch, Mode::Train { seed: self.seed, step: draw })?;
         Ok(Some(Gradient {
             total: scalar(&loss.total)?,

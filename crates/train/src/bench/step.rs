@@ -1,0 +1,155 @@
+//! One whole training step: forward pass, loss, backward pass, Adam.
+use super::{BenchError, Case, Prepared, Work, stock};
+use candle_core::{DType, Device, Tensor};
+use serde_json::{Map, Value, json};
+use taper_models::rng::Rng;
+use taper_models::{Mode, Params, Registry, Task, backward};
+use taper_optim::StepContext;
+
+/// A rate at which a batch that is seen again and again is not learnt by heart: with a loss near zero gradients turn
+/// into denormals, and products with them are fifty times slower on either side.
+const RATE: f64 = 1e-6;
+
+/// What is trained on what.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The model's name and configuration.
+    pub model: &'static str,
+    pub config: Value,
+    /// Its task.
+    pub task: Task,
+    /// Samples, or sequences.
+    pub batch: usize,
+    /// Tokens of a sequence; 1 for images.
+    pub length: usize,
+}
+
+const CIFAR: Task = Task::Images { height: 32, width: 32, channels: 3, classes: 10 };
+const MNIST: Task = Task::Images { height: 28, width: 28, channels: 1, classes: 10 };
+
+impl Workload {
+    pub fn mlp(hidden: &[usize], batch: usize) -> Self {
+        Self { model: "mlp", config: json!({ "hidden": hidden }), task: MNIST, batch, length: 1 }
+    }
+
+    pub fn conv(model: &'static str, precision: &str, batch: usize) -> Self {
+        Self { model, config: json!({ "conv": precision }), task: CIFAR, batch, length: 1 }
+    }
+
+    /// The language model with all its dropouts.
+    pub fn lstm(layers: usize, hidden: usize, batch: usize, length: usize) -> Self {
+        let config = json!({ "layers": layers, "hidden": hidden, "emb": 400 });
+        Self { model: "lstm", config, task: Task::Tokens { vocab: 10_000 }, batch, length }
+    }
+
+    /// Operations of a step by the plain count: the backward pass does each product of the forward pass twice.
+    pub fn gflop(&self) -> f64 {
+        let registry = Registry::builtin();
+        let cost = registry.get(self.model).and_then(|entry| entry.cost(&self.config, self.task));
+        3e-9 * cost.map_or(0.0, |cost| cost.flops as f64) * (self.batch * self.length) as f64
+    }
+
+    /// Input and target.
+    pub fn batch(&self) -> Result<(Tensor, Tensor), BenchError> {
+        let (mut rng, cpu) = (Rng::new(1, "bench", "batch", 0), &Device::Cpu);
+        Ok(match self.task {
+            Task::Images { height, width, channels, classes } => {
+                let shape = (self.batch, height, width, channels);
+                let pixels: Vec<f32> =
+                    (0..self.batch * height * width * channels).map(|_| rng.normal() as f32).collect();
+                let labels: Vec<u32> = (0..self.batch as u32).map(|i| i % classes as u32).collect();
+                (Tensor::from_vec(pixels, shape, cpu)?, Tensor::from_vec(labels, self.batch, cpu)?)
+            }
+            Task::Tokens { vocab } => {
+                let count = (self.length + 1) * self.batch;
+                let tokens: Vec<u32> = (0..count).map(|_| rng.below(vocab as u64) as u32).collect();
+                let tokens = Tensor::from_vec(tokens, (self.length + 1, self.batch), cpu)?;
+                (tokens.narrow(0, 0, self.length)?, tokens.narrow(0, 1, self.length)?.contiguous()?)
+            }
+        })
+    }
+
+    /// A step of ours.
+    pub fn ours(&self) -> Result<Work, BenchError> {
+        let (registry, params) = (Registry::builtin(), Params::new(1));
+        let vb = params.builder(DType::F32, &Device::Cpu);
+        let mut model = registry.get(self.model)?.build(&self.config, self.task, vb)?;
+        let adam = Map::from_iter([("lr".to_owned(), RATE.into())]);
+        let mut optimizer = taper_optim::Registry::builtin().build("adam", params.trainable(), &adam)?;
+        let (input, target) = self.batch()?;
+        let mut step = 0;
+        Ok(Box::new(move || {
+            let _step = taper_models::op_span!("step", "forward", 0);
+            step += 1;
+            let loss = model.loss(&input, &target, Mode::Train { seed: 1, step })?.total;
+            let grads = backward(&loss)?;
+            let _span = taper_models::op_span!("optimizer", "update", 0);
+            Ok(optimizer.step(&grads, &StepContext::new().lr(RATE))?)
+        }))
+    }
+
+    /// The same for PyTorch.
+    pub fn peer(&self) -> Value {
+        json!({
+            "work": "step", "model": self.model, "config": self.config,
+            "batch": self.batch, "length": self.length, "lr": RATE,
+        })
+    }
+
+    pub(super) fn case(self, name: String, repeat: u32, stock: Option<stock::Make>) -> Case {
+        let amount = self.gflop();
+        Case {
+            name,
+            unit: "GFLOP/s",
+            amount,
+            repeat,
+            peer: Some(self.peer()),
+            prepare: Box::new(move || {
+                let ours = self.ours()?;
+                let candle = stock.map(|make| {
+                    let make: super::Make = Box::new(move || make(&self));
+                    ("candle", amount, make)
+                });
+                Ok(Prepared { ours, beside: candle.into_iter().collect() })
+            }),
+        }
+    }
+}
+
+pub fn mlp() -> Vec<Case> {
+    vec![Workload::mlp(&[100], 128).case("mlp-step/128".into(), 100, Some(stock::mlp))]
+}
+
+/// Batches of 32 and 128, with both ways to convolve.
+fn conv(model: &'static str, batches: &[usize], stock: Option<stock::Make>) -> Vec<Case> {
+    let case = |(batch, precision): (usize, &str)| {
+        let name = format!("{model}-step/{batch}/{precision}");
+        let stock = stock.filter(|_| precision == "fast");
+        Workload::conv(model, precision, batch).case(name, 1, stock)
+    };
+    batches
+        .iter()
+        .flat_map(|batch| ["fast", "exact"].map(|precision| (*batch, precision)))
+        .map(case)
+        .collect()
+}
+
+pub fn resnet18() -> Vec<Case> {
+    conv("resnet18", &[32, 128], Some(stock::resnet18))
+}
+
+pub fn resnet34() -> Vec<Case> {
+    conv("resnet34", &[32, 128], None)
+}
+
+pub fn densenet121() -> Vec<Case> {
+    conv("densenet121", &[32], None)
+}
+
+pub fn lstm1() -> Vec<Case> {
+    vec![Workload::lstm(1, 1150, 20, 70).case("lstm1-step/20".into(), 1, Some(stock::lstm1))]
+}
+
+pub fn lstm3() -> Vec<Case> {
+    vec![Workload::lstm(3, 1150, 20, 70).case("lstm3-step/20".into(), 1, None)]
+}

@@ -7,8 +7,13 @@
 use super::{Buf, Isa, Real, Shared, vectorize};
 use rayon::prelude::*;
 
-/// Rows of a chunk.
+/// Rows of a chunk that is summed on its own.
 const ROWS: usize = 256;
+
+/// Rows of `c` numbers that a task of a pass without sums takes: about 32,000 numbers.
+fn grain(c: usize) -> usize {
+    ((1 << 15) / c).max(1)
+}
 
 /// `$body` for every `$j`, with `$v` and `$m` slices of one length: cut to it, they need no bounds checks and the
 /// loop becomes vector code.
@@ -118,10 +123,12 @@ fn chunk_sums<T: Real>(
 ) -> Vec<f64> {
     let chunks = count.div_ceil(ROWS);
     let mut partial = Buf::<T>::zeros(chunks * 2 * c);
-    partial.par_chunks_exact_mut(2 * c).with_min_len(2).enumerate().for_each(|(i, out)| {
-        let (a, b) = out.split_at_mut(c);
-        f(i * ROWS, count.min((i + 1) * ROWS), a, b);
-    });
+    partial.par_chunks_exact_mut(2 * c).with_min_len(grain(c).div_ceil(ROWS)).enumerate().for_each(
+        |(i, out)| {
+            let (a, b) = out.split_at_mut(c);
+            f(i * ROWS, count.min((i + 1) * ROWS), a, b);
+        },
+    );
     let mut total = vec![0.0; 2 * c];
     for chunk in partial.chunks_exact(2 * c) {
         for (t, v) in total.iter_mut().zip(chunk) {
@@ -181,7 +188,8 @@ pub fn apply<T: Real>(
     y: &mut [T],
 ) {
     let all = affine.scale.len();
-    y.par_chunks_mut(ROWS * all).with_min_len(2).enumerate().for_each(|(i, y)| {
+    let rows = grain(all);
+    y.par_chunks_mut(rows * all).enumerate().for_each(|(i, y)| {
         vectorize(
             isa,
             #[inline(always)]
@@ -190,7 +198,7 @@ pub fn apply<T: Real>(
                     let c = x.channels;
                     let (scale, shift) = (&affine.scale[first..][..c], &affine.shift[first..][..c]);
                     for (r, y) in y.chunks_exact_mut(all).enumerate() {
-                        let r = i * ROWS + r;
+                        let r = i * rows + r;
                         let (x, y) = (x.row(r), &mut y[first..][..c]);
                         let residual = residual.map(|residual| &residual[r * all + first..][..c]);
                         apply_row(x, scale, shift, residual, relu, y);
@@ -449,14 +457,14 @@ impl<T: Real> Gradient<T> {
     /// Second pass: turns `dy` into dx.
     pub fn input_in_place(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>) {
         let c = x.channels;
-        let abd = self.abd(0, c);
-        dy.par_chunks_mut(ROWS * c).with_min_len(2).enumerate().for_each(|(i, dy)| {
+        let (abd, rows) = (self.abd(0, c), grain(c));
+        dy.par_chunks_mut(rows * c).enumerate().for_each(|(i, dy)| {
             vectorize(
                 isa,
                 #[inline(always)]
                 || {
                     for (k, dy) in dy.chunks_exact_mut(c).enumerate() {
-                        let r = i * ROWS + k;
+                        let r = i * rows + k;
                         by_kind!(gate, replace_row(x.row(r), gate.at(r, (0, c), x.row(r)), abd, dy));
                     }
                 },
@@ -467,15 +475,15 @@ impl<T: Real> Gradient<T> {
     /// Second pass with a residual: turns `dy` into the residual's gradient and writes dx to `dx`.
     pub fn input_and_residual(&self, isa: Isa, x: Rows<T>, dy: &mut [T], gate: Gate<T>, dx: &mut [T]) {
         let c = x.channels;
-        let abd = self.abd(0, c);
-        let dx = dx.par_chunks_mut(ROWS * c);
-        dy.par_chunks_mut(ROWS * c).zip(dx).with_min_len(2).enumerate().for_each(|(i, (dy, dx))| {
+        let (abd, rows) = (self.abd(0, c), grain(c));
+        let dx = dx.par_chunks_mut(rows * c);
+        dy.par_chunks_mut(rows * c).zip(dx).enumerate().for_each(|(i, (dy, dx))| {
             vectorize(
                 isa,
                 #[inline(always)]
                 || {
                     for (k, (dy, dx)) in dy.chunks_exact_mut(c).zip(dx.chunks_exact_mut(c)).enumerate() {
-                        let r = i * ROWS + k;
+                        let r = i * rows + k;
                         by_kind!(gate, split_row(x.row(r), gate.at(r, (0, c), x.row(r)), abd, dy, dx));
                     }
                 },
@@ -496,7 +504,8 @@ impl<T: Real> Gradient<T> {
         let all = self.a.len();
         let count = dy.len() / all;
         let outs: Vec<_> = dxs.iter_mut().map(|(dx, add)| (Shared::new(dx), *add)).collect();
-        (0..count.div_ceil(ROWS)).into_par_iter().with_min_len(2).for_each(|i| {
+        let rows = grain(all);
+        (0..count.div_ceil(rows)).into_par_iter().for_each(|i| {
             vectorize(
                 isa,
                 #[inline(always)]
@@ -504,7 +513,7 @@ impl<T: Real> Gradient<T> {
                     for ((first, x), (out, add)) in placed(xs).zip(&outs) {
                         let c = x.channels;
                         let abd = self.abd(first, c);
-                        for r in i * ROWS..count.min((i + 1) * ROWS) {
+                        for r in i * rows..count.min((i + 1) * rows) {
                             // SAFETY: dx has the length of x, and every row belongs to one task.
                             let out = unsafe { out.slice(r * c, c) };
                             let dy = &dy[r * all + first..][..c];
@@ -517,3 +526,6 @@ impl<T: Real> Gradient<T> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -462,8 +462,10 @@ impl Job<'_> {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
         let (kp, np) = (k.next_multiple_of(16), n.next_multiple_of(16));
         let (u, u_plane) = self.weights.transform_all::<T>();
-        // V and M of a block together fill half of L2; whole register tiles of 12 rows.
+        // V and M of a block together fill half of L2; whole register tiles of 12 rows. Few tiles make smaller blocks, so
+        // that every thread gets some.
         let block = (700_000 / (xi * (kp + np) * 4)).max(12) / 12 * 12;
+        let block = block.min(self.tiles.div_ceil(8).next_multiple_of(6));
         let (v_plane, m_plane) = (block * kp + SKEW, block * np + SKEW);
         par(self.tiles.div_ceil(block), |b| {
             let (t0, t1) = (b * block, self.tiles.min((b + 1) * block));

@@ -16,6 +16,31 @@ pub struct Sides {
     pub peer: bool,
 }
 
+/// Processor time that runs used.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    seconds: f64,
+    calls: f64,
+}
+
+impl Used {
+    /// Runs `side` once and adds what that used.
+    fn run(&mut self, side: &mut Side, repeat: u32) -> Result<f64, BenchError> {
+        let before = side.processor_seconds();
+        let seconds = side.run()?;
+        if let Some((before, after)) = before.zip(side.processor_seconds()) {
+            self.seconds += after - before;
+            self.calls += f64::from(repeat);
+        }
+        Ok(seconds)
+    }
+
+    /// Of one call, on average.
+    fn each(self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.seconds / self.calls)
+    }
+}
+
 /// What was measured; see [`Measured::json`].
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -29,6 +54,10 @@ pub struct Measured {
     pub ours: Vec<f64>,
     /// PyTorch's times of the same rounds.
     pub peer: Vec<f64>,
+    /// Processor time of one of our calls, on average over all threads and rounds.
+    pub processor: Option<f64>,
+    /// PyTorch's.
+    pub peer_processor: Option<f64>,
     /// Yardsticks: name, best time, amount.
     pub beside: Vec<(String, f64, f64)>,
     /// The most memory our process held.
@@ -78,6 +107,12 @@ impl Measured {
         self.beside.iter().map(|(name, seconds, amount)| (&**name, self.rate() / (amount / seconds)))
     }
 
+    /// The ratio of processor times. With one thread on each side, programs beside this one hardly change it; with more,
+    /// threads that spin while they wait count as work.
+    pub fn processor_ratio(&self) -> Option<f64> {
+        Some(self.peer_processor? / self.processor?)
+    }
+
     /// One object: times in seconds, `ratio` = `peer_s` / `ours_s`, `ratio_low` and `ratio_high` its quartiles over the
     /// rounds, rates in `unit`, and for each yardstick `<yardstick>_s` and `of_<yardstick>`, our share of its rate.
     pub fn json(&self) -> Value {
@@ -86,6 +121,7 @@ impl Measured {
             "name": self.name, "threads": self.threads, "rounds": self.ours.len(),
             "ours_s": self.seconds(), "peer_s": self.peer_seconds(), "ratio": self.ratio(),
             "ratio_low": self.spread().map(|s| s.0), "ratio_high": self.spread().map(|s| s.1),
+            "ours_cpu_s": self.processor, "peer_cpu_s": self.peer_processor, "cpu_ratio": self.processor_ratio(),
             "unit": self.unit, "rate": self.rate(), "peer_rate": self.peer_seconds().map(|s| self.amount / s),
             "peak_mb": self.peak_mb, "peer_peak_mb": self.peer_peak_mb,
         });
@@ -113,6 +149,7 @@ pub fn measure(case: &Case, sides: &Sides) -> Result<Measured, BenchError> {
     };
     let mut yardsticks = vec![(f64::INFINITY, Duration::ZERO); ours.ready.beside.len()];
     let (mut our_times, mut peer_times) = (Vec::new(), Vec::new());
+    let (mut used, mut peer_used) = (Used::default(), Used::default());
     let started = Instant::now();
     for round in 0..ROUNDS.1 {
         for (i, (best, spent)) in yardsticks.iter_mut().enumerate() {
@@ -123,9 +160,9 @@ pub fn measure(case: &Case, sides: &Sides) -> Result<Measured, BenchError> {
                 *spent += started.elapsed();
             }
         }
-        our_times.push(ours.run()?);
+        our_times.push(used.run(&mut ours, case.repeat)?);
         if let Some(peer) = &mut peer {
-            peer_times.push(peer.run()?);
+            peer_times.push(peer_used.run(peer, case.repeat)?);
             std::thread::sleep(PAUSE);
         }
         if round + 1 >= ROUNDS.0 && started.elapsed() > BUDGET {
@@ -139,6 +176,8 @@ pub fn measure(case: &Case, sides: &Sides) -> Result<Measured, BenchError> {
         amount: case.amount,
         ours: our_times,
         peer: peer_times,
+        processor: used.each(),
+        peer_processor: peer_used.each(),
         beside: beside.map(|((name, amount), (seconds, _))| (name.clone(), seconds, *amount)).collect(),
         peak_mb: ours.ready.peak_mb,
         peer_peak_mb: peer.as_ref().and_then(|peer| peer.ready.peak_mb),
@@ -158,6 +197,8 @@ mod tests {
             amount: 8.0,
             ours: vec![4.0, 2.0, 4.0, 2.0, 2.0],
             peer: vec![3.0, 4.0, 4.0, 4.0, 6.0],
+            processor: Some(1.0),
+            peer_processor: Some(2.0),
             beside: vec![("copy".into(), 1.0, 16.0)],
             peak_mb: None,
             peer_peak_mb: None,
@@ -166,6 +207,7 @@ mod tests {
         assert_eq!((measured.seconds(), measured.rate(), measured.ratio()), (2.0, 4.0, Some(1.5)));
         // Of 0.75, 1, 2, 2, 3 the second and the fourth.
         assert_eq!(measured.spread(), Some((1.0, 2.0)));
+        assert_eq!(measured.processor_ratio(), Some(2.0));
         let json = measured.json();
         assert_eq!((json["of_copy"].as_f64(), json["ratio"].as_f64()), (Some(0.25), Some(1.5)));
         let alone = Measured { peer: Vec::new(), ..measured };

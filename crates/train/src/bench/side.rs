@@ -54,7 +54,7 @@ impl Side {
         task["repeat"] = repeat.into();
         let python = std::env::var_os("TAPER_PEER_PYTHON").map(PathBuf::from).unwrap_or_else(in_cache);
         let mut command = Command::new(&python);
-        command.args(["-c", SCRIPT, &threads.to_string()]);
+        command.args(["-W", "ignore", "-c", SCRIPT, &threads.to_string()]);
         Self::start("PyTorch", command, Some(&task)).map_err(|e| {
             let hint = "run `cargo xtask bench --peer`, or set TAPER_PEER_PYTHON to a Python with torch";
             failed("PyTorch", format!("{}: {e}; {hint}", python.display()))
@@ -81,6 +81,15 @@ impl Side {
     pub fn run(&mut self) -> Result<f64, BenchError> {
         self.say("\"run\"")?;
         self.answer()
+    }
+
+    /// Processor time of the side so far, in the system's ticks of 10 ms, where it tells.
+    pub fn processor_seconds(&self) -> Option<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        // Fields 14 and 15, counted from the one after the name in parentheses.
+        let fields = stat.rsplit(')').next()?.split_whitespace().skip(11).take(2);
+        let ticks = fields.map(|field| field.parse::<f64>().ok()).sum::<Option<f64>>()?;
+        Some(ticks / 100.0)
     }
 
     /// Runs a yardstick.

@@ -63,6 +63,11 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
 
 fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
+    if let Some(load) = load().filter(|load| *load > 0.5) {
+        eprintln!(
+            "warning: load {load:.1} from other programs: trust only processor times, with --threads 1"
+        );
+    }
     let mut results = Vec::new();
     for case in cases {
         if !common.quiet && !args.json {
@@ -79,6 +84,11 @@ fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) ->
         write!(out, "{}", table(&results))?;
     }
     Ok(())
+}
+
+/// How many threads wanted to run in the last minute, where the system tells.
+fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
 
 fn profile(cases: Vec<Case>, trace: &Path, common: &Common) -> Result<(), Failure> {
@@ -151,13 +161,14 @@ fn table(results: &[Value]) -> String {
         "PyTorch ms",
         "PyTorch / ours",
         "half of rounds",
+        "processor time",
         "PyTorch MB",
     ]);
     results.iter().for_each(|result| table.row(row(result)));
     table.markdown()
 }
 
-fn row(result: &Value) -> [String; 9] {
+fn row(result: &Value) -> [String; 10] {
     let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
     let number = |key: &str, show: &dyn Fn(f64) -> String| result[key].as_f64().map(show).unwrap_or_default();
     let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
@@ -180,6 +191,7 @@ fn row(result: &Value) -> [String; 9] {
         number("peer_s", &milliseconds),
         number("ratio", &ratio),
         spread,
+        number("cpu_ratio", &ratio),
         number("peer_peak_mb", &whole),
     ]
 }

@@ -14,6 +14,7 @@
 
 pub mod bench;
 pub mod data;
+pub mod device;
 pub mod plot;
 pub mod recipe;
 mod registries;

@@ -134,7 +134,7 @@ fn state_moves_between_devices() {
     let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
     for (name, config) in cases() {
         let [mut cpu, mut gpu] =
-            [&Device::Cpu, &device].map(|device| Twin::new(name, &config, &[33, 5], DType::F32, device));
+            [&Device::Cpu, &device].map(|device| Twin::new(name, &config, &[1000, 33], DType::F32, device));
         (1..=2).for_each(|t| cpu.step(t));
         gpu.optimizer.load_state_dict(&cpu.optimizer.state_dict().unwrap()).unwrap();
         for (from, to) in cpu.vars.iter().zip(&gpu.vars) {

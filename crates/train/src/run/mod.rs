@@ -26,7 +26,7 @@ pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 
 use crate::data::Search;
-use crate::recipe::{Average, Device as Where, LossForScale, Metric, OnDivergence, Select};
+use crate::recipe::{Average, LossForScale, Metric, OnDivergence, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use checkpoint::{State, Sums};
@@ -156,7 +156,11 @@ impl<'a> Run<'a> {
         options: &'a Options,
         folder: PathBuf,
     ) -> Result<Self, RunError> {
-        let device = device(recipe)?;
+        let opened = crate::device::open(recipe.device).map_err(|e| recipe.error_at("device", e))?;
+        if let Some(choice) = opened.choice.filter(|_| options.show != Show::Quiet) {
+            eprintln!("{}: {choice}", recipe.name);
+        }
+        let device = opened.device;
         if recipe.train.average != Average::None {
             return Err(recipe
                 .error_at("train.average", "this version of taper does not average weights")
@@ -574,21 +578,11 @@ impl<'a> Run<'a> {
 /// What the model carries between batches is saved beside the weights under this prefix.
 const CARRY: &str = "carry/";
 
-fn device(recipe: &Recipe) -> Result<Device, RunError> {
-    match recipe.device {
-        Where::Auto | Where::Cpu => Ok(Device::Cpu),
-        other => {
-            let message = format!("this build of taper computes on the CPU only, found `{other}`");
-            Err(recipe.error_at("device", message).into())
-        }
-    }
-}
-
 fn manifest(recipe: &Recipe, task: &Task, device: &Device) -> Vec<u8> {
     let manifest = json!({
         "recipe": recipe.id(),
         "taper": env!("CARGO_PKG_VERSION"),
-        "features": if cfg!(feature = "hub") { vec!["hub"] } else { vec![] },
+        "features": features(),
         "device": format!("{:?}", device.location()).to_lowercase(),
         "cpu_features": cpu_features(),
         "threads": rayon::current_num_threads(),
@@ -601,6 +595,18 @@ fn manifest(recipe: &Recipe, task: &Task, device: &Device) -> Vec<u8> {
     }
     bytes.push(b'\n');
     bytes
+}
+
+/// The features of this build that are off by default.
+fn features() -> Vec<&'static str> {
+    let all = [
+        ("hub", cfg!(feature = "hub")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("cudnn", cfg!(feature = "cudnn")),
+        ("metal", cfg!(feature = "metal")),
+        ("nccl", cfg!(feature = "nccl")),
+    ];
+    all.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect()
 }
 
 /// The instruction sets that decide which kernels ran: results are equal bit for bit where these are.

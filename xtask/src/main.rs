@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
     let ok = match args.first().map(String::as_str) {
         Some("test") => test(&args[1..]),
-        Some("gpu-check") => gpu_check::run(&args[1..]),
+        Some("gpu-check") => return gpu_check::run(&args[1..]),
         Some("ci") => run(Command::new("bash").arg(".ci/run")),
         _ => return taper(&args),
     };

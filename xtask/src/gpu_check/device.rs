@@ -50,43 +50,26 @@ pub fn run(device: &str) -> bool {
         ];
         steps.push(("optimizers: the bits of the CPU", cargo(&test)));
     }
-    let mut golden = taper(&["replay", "--device", device, "--dtype", "f32"]);
-    let folder = fs::read_dir("crates/optim/tests/golden").into_iter().flatten().flatten();
-    let mut files: Vec<_> = folder
-        .map(|entry| entry.path())
-        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
-        .collect();
-    files.sort();
-    golden.args(files);
-    steps.push(("optimizers: records of other implementations, f32", golden));
-    steps.push((
-        "MNIST, one epoch",
-        taper(&[
-            "train",
-            "recipes/quickstart.yaml",
-            "--set",
-            &place,
-            "--set",
-            "train.epochs=1",
-            "--runs",
-            "runs/gpu-check",
-        ]),
-    ));
-    steps.push((
-        "ResNet-18 on synthetic images, one epoch",
-        taper(&[
-            "train",
-            "recipes/cifar10/resnet34-decgd.yaml",
-            "--set",
-            &place,
-            "--set",
-            "model.name=resnet18",
-            "--set",
-            "train.epochs=1",
-            "--runs",
-            "runs/gpu-check",
-        ]),
-    ));
+    for (title, folder, dtype) in [
+        ("optimizers: records of other implementations", "crates/optim/tests/golden", "f32"),
+        ("networks: records of PyTorch", "crates/models/tests/golden", "f32"),
+    ] {
+        let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut files: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "safetensors")).collect();
+        files.sort();
+        let mut replay = taper(&["replay", "--device", device, "--dtype", dtype]);
+        replay.args(files);
+        steps.push((title, replay));
+    }
+    let train = |recipe: &str, overrides: &[&str]| {
+        let mut train = taper(&["train", recipe, "--runs", "runs/gpu-check", "--set", &place]);
+        overrides.iter().chain(&["train.epochs=1"]).for_each(|set| drop(train.args(["--set", set])));
+        train
+    };
+    steps.push(("MNIST, one epoch", train("recipes/quickstart.yaml", &[])));
+    let resnet = ["model.name=resnet18", "data.name=synthetic-images", "data.train=50000"];
+    let title = "ResNet-18, one epoch of 50,000 images";
+    steps.push((title, train("recipes/cifar10/resnet34-decgd.yaml", &resnet)));
     for (title, mut command) in steps {
         eprintln!("== {title}");
         let started = Instant::now();

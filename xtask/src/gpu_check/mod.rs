@@ -4,7 +4,7 @@ mod device;
 mod toolkit;
 
 use std::env;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 /// A part of the check.
 struct Part {
@@ -60,7 +60,7 @@ const PARTS: &[Part] = &[
     },
 ];
 
-pub fn run(args: &[String]) -> bool {
+pub fn run(args: &[String]) -> ExitCode {
     let mut require = false;
     let mut on_device = None;
     let mut only = Vec::new();
@@ -83,7 +83,7 @@ pub fn run(args: &[String]) -> bool {
         }
     }
     if let Some(device) = on_device {
-        return device::run(&device);
+        return exit(device::run(&device));
     }
     let mut lines = Vec::new();
     let mut ok = true;
@@ -104,12 +104,16 @@ pub fn run(args: &[String]) -> bool {
         lines.push(format!("{:<12} {line}", part.name));
     }
     eprintln!("\n{}", lines.join("\n"));
-    ok
+    exit(ok)
 }
 
-fn refuse(message: &str) -> bool {
+fn exit(ok: bool) -> ExitCode {
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn refuse(message: &str) -> ExitCode {
     eprintln!("error: gpu-check: {message}");
-    false
+    ExitCode::from(2)
 }
 
 /// What a command that must succeed writes to its standard output.
@@ -157,14 +161,11 @@ fn types_metal() -> Outcome {
 
 /// The tests in `crates/optim/tests/device` that match; they skip by themselves unless tools are required.
 fn tests(names: &[&str], variables: &[(&str, &std::path::Path)]) -> Outcome {
-    if names.iter().any(|name| name.contains("clang"))
-        && !["clang++-19", "clang++-20", "clang++-21", "clang++"]
-            .iter()
-            .any(|name| text(Command::new(name).arg("--version")).is_ok())
-    {
+    let runs = |names: &[&str]| names.iter().any(|name| text(Command::new(name).arg("--version")).is_ok());
+    if names.contains(&"clang_accepts") && !runs(&["clang++-19", "clang++-20", "clang++-21", "clang++"]) {
         return Outcome::Skipped("no clang++: install clang-19".into());
     }
-    if text(Command::new(env::var("CXX").unwrap_or("c++".into())).arg("--version")).is_err() {
+    if env::var_os("CXX").is_none() && !runs(&["c++", "g++", "clang++"]) {
         return Outcome::Skipped("no C++ compiler".into());
     }
     let mut test = Command::new(crate::cargo());

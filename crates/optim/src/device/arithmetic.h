@@ -1,4 +1,4 @@
-// What every rule may use beside + - * /, for REAL = float or double. A dialect (cuda.h, metal.h) comes first.
+// What every rule may use beside + - * /, for REAL = float or double. A dialect comes first.
 
 // The larger; a when the two compare equal or not at all.
 FN REAL at_least(REAL a, REAL b) { return b > a ? b : a; }

@@ -1,16 +1,16 @@
 //! Kernels for GPUs: their texts, and how a step reaches a device.
 //!
-//! A rule's arithmetic is a plain-C function of one element, its `update.h`. The texts here wrap it: `step.cu` for CUDA,
-//! `step.metal` for Metal, each written once for all rules. A [`Source`] joins them into the program of one rule, number
+//! A rule's arithmetic is a plain-C function of one element, its `update.h`. The texts here wrap it: `cuda/step.cu` and
+//! `metal/step.metal`, each written once for all rules. A [`Source`] joins them into the program of one rule, number
 //! of buffers and dtype, which the device's own compiler translates when an optimizer first needs it.
 //!
 //! No fused multiply-add, no flushing of small numbers to zero, divisions and roots correctly rounded: an element's
 //! update has the bits it has on the CPU. (Metal may flush subnormal numbers and computes losses and norms in f32.)
 #[cfg(feature = "cuda")]
-#[path = "cuda.rs"]
+#[path = "cuda/mod.rs"]
 pub(crate) mod gpu;
 #[cfg(all(feature = "metal", not(feature = "cuda")))]
-#[path = "metal.rs"]
+#[path = "metal/mod.rs"]
 pub(crate) mod gpu;
 #[cfg(not(any(feature = "cuda", feature = "metal")))]
 #[path = "none.rs"]
@@ -34,9 +34,9 @@ pub const CUDA_OPTIONS: &[&str] =
     &["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
 /// What a file of CUDA programs begins with.
-pub const CUDA_DIALECT: &str = concat!(include_str!("cuda.h"), include_str!("bf16.h"));
+pub const CUDA_DIALECT: &str = concat!(include_str!("cuda/dialect.h"), include_str!("bf16.h"));
 /// What a file of Metal programs begins with.
-pub const METAL_DIALECT: &str = concat!(include_str!("metal.h"), include_str!("bf16.h"));
+pub const METAL_DIALECT: &str = concat!(include_str!("metal/dialect.h"), include_str!("bf16.h"));
 
 /// The norm of gradients as a rule that only reduces.
 pub const NORM: &str = include_str!("norm.h");
@@ -69,7 +69,7 @@ impl Source {
 
     /// The text for CUDA without the dialect, which a file needs once.
     pub fn cuda_program(&self) -> String {
-        self.program(include_str!("step.cu"), "unsigned short", "widen_f16", "narrow_f16")
+        self.program(include_str!("cuda/step.cu"), "unsigned short", "widen_f16", "narrow_f16")
     }
 
     /// The text for Metal: dialect and program.
@@ -79,7 +79,7 @@ impl Source {
 
     /// The text for Metal without the dialect.
     pub fn metal_program(&self) -> String {
-        self.program(include_str!("step.metal"), "half", "float", "half")
+        self.program(include_str!("metal/step.metal"), "half", "float", "half")
     }
 
     fn program(&self, kernels: &str, half: &str, widen_half: &str, narrow_half: &str) -> String {

@@ -1,8 +1,8 @@
 //! Steps on Apple GPUs: a dispatch for every parameter, all in one command buffer.
 //!
 //! candle's encoder keeps kernels apart that touch the same buffer, if it is told which they read and which they write.
-use super::table::{Bytes, Head, Item, chunks};
-use super::{LANES, NORM, PARTS, Source};
+use crate::device::table::{Bytes, Head, Item, chunks};
+use crate::device::{LANES, NORM, PARTS, Source};
 use crate::driver::Buffers;
 use crate::rule::{MAX_BUFFERS, SUMS};
 use crate::{Deferred, Error, Result};

@@ -277,8 +277,8 @@ impl Scheduler {
     pub fn observe(&mut self, metric: f64) {
         let Schedule::Plateau { factor, patience, min_delta, end } = self.schedule else { return };
         let state = &mut self.state;
-        // NaN is no improvement.
-        if state.best.is_none_or(|best| metric < best - min_delta) && !metric.is_nan() {
+        // Neither NaN nor infinity is an improvement.
+        if state.best.is_none_or(|best| metric < best - min_delta) && metric.is_finite() {
             (state.best, state.bad) = (Some(metric), 0);
         } else {
             state.bad += 1;

@@ -13,6 +13,7 @@
 //! ```
 
 pub mod bench;
+pub mod compare;
 pub mod data;
 pub mod device;
 pub mod plot;
@@ -20,6 +21,7 @@ pub mod recipe;
 mod registries;
 pub mod run;
 pub mod table;
+pub mod verify;
 
 pub use recipe::Recipe;
 pub use registries::{Registries, Schedules};

@@ -368,7 +368,7 @@ fn offline_asks_nobody_and_says_what_is_missing_where_it_looked_and_what_would_h
         "incomplete, lacks a/one.bin",
         "TAPER_DATA: not set",
         "hub some/sample: not asked, because offline",
-        "taper data fetch sample",
+        "cargo xtask data fetch sample",
         "sample/{a/one.bin,two.bin}",
     ] {
         assert!(message.contains(part), "{part} is not in {message}");
@@ -389,7 +389,8 @@ fn a_found_set_is_not_asked_for_and_a_missing_one_is_fetched_into_the_cache() {
     std::fs::write(dir.path().join("data/sample/two.bin"), b"damaged").unwrap();
     let error = find(&SPEC, &search, None).unwrap().hash("sample").unwrap_err();
     assert!(
-        matches!(error, DataError::Damaged { .. }) && error.to_string().contains("taper data fetch sample"),
+        matches!(error, DataError::Damaged { .. })
+            && error.to_string().contains("cargo xtask data fetch sample"),
         "{error}"
     );
     assert_eq!(server.log(), Vec::<String>::new());
@@ -456,7 +457,7 @@ fn cifar10_comes_from_the_hub_proved_and_the_second_run_needs_no_network() {
     let search = Search { cache: Some(dir.path().into()), hub: server.access(), ..Search::default() };
     let registry = DataRegistry::builtin();
     let mut out = Vec::new();
-    cli::fetch(&registry, "cifar10", &search, true, &mut out).unwrap();
+    cli::fetch(&registry, "cifar10", None, &search, true, &mut out).unwrap();
     let line: serde_json::Value = serde_json::from_slice(&out).unwrap();
     assert_eq!((&line["verified"], &line["content"][0]["samples"]), (&json!(true), &json!(50_000)));
     assert_eq!(line["revision"], "0b2714987fa478483af9968de7c934580d0bb9a2");

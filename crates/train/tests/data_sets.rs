@@ -221,13 +221,17 @@ fn the_hardest_synthetic_images_can_still_be_told_apart() {
 fn synthetic_text_reports_its_entropy() {
     let loaded =
         load("synthetic-text", json!({"vocab": 64, "branching": 4, "skew": 0, "train": 5000})).unwrap();
+    // Four equal successors: ln 4 nats, to the rounding of four equal terms.
+    assert!((loaded.provenance.entropy_rate.unwrap() - 4f64.ln()).abs() < 1e-15);
+    assert_eq!(
+        loaded.provenance.remarks(),
+        ["synthetic-text has an entropy of 1.3863 nats a word: no perplexity below 4.00."]
+    );
     let text = text(loaded);
     assert_eq!(
         (text.train.len(), text.valid.len(), text.test.len(), text.vocab.len()),
         (5000, 20_000, 20_000, 64)
     );
-    // Four equal successors: ln 4 nats, to the rounding of four equal terms.
-    assert!((text.entropy_rate.unwrap() - 4f64.ln()).abs() < 1e-15);
     assert!(text.train.iter().all(|t| *t < 64));
     assert_ne!(text.train[..100], text.valid[..100]);
 }
@@ -364,12 +368,58 @@ fn check_proves_what_is_found_and_reports_damage() {
 
 #[test]
 fn what_is_made_cannot_be_fetched() {
-    let error =
-        cli::fetch(&DataRegistry::builtin(), "synthetic-text", &Search::default(), false, &mut Vec::new());
+    let error = cli::fetch(
+        &DataRegistry::builtin(),
+        "synthetic-text",
+        None,
+        &Search::default(),
+        false,
+        &mut Vec::new(),
+    );
     assert!(error.unwrap_err().to_string().contains("there is nothing to fetch"));
     // Offline, a set that is not in the cache is missing, and nothing is asked.
     let offline = Search { offline: true, ..Search::default() };
     let error =
-        cli::fetch(&DataRegistry::builtin(), "cifar10", &offline, false, &mut Vec::new()).unwrap_err();
+        cli::fetch(&DataRegistry::builtin(), "cifar10", None, &offline, false, &mut Vec::new()).unwrap_err();
     assert!(matches!(error, DataError::Missing { .. }));
+}
+
+/// A build without a downloader asks the program in its place, and only when the set is nowhere else.
+#[cfg(all(unix, not(feature = "hub")))]
+#[test]
+fn a_program_can_fetch_for_a_build_that_cannot() {
+    use std::os::unix::fs::PermissionsExt;
+    use taper_train::data::hub;
+    let dir = tempfile::tempdir().unwrap();
+    let (cache, program) = (dir.path().join("cache"), dir.path().join("fetcher"));
+    let script = |body: &str| {
+        std::fs::write(
+            &program,
+            format!("#!/bin/sh\necho \"$@\" >> '{0}/calls'\n{body}\n", dir.path().display()),
+        )
+        .unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let hub = hub::Access { program: Some(program.clone()), ..hub::Access::default() };
+    let search = Search { cache: Some(cache.clone()), hub, ..Search::default() };
+    let error = || load_in("ptb", json!({"verify": false}), &search).unwrap_err().to_string();
+
+    assert!(error().contains("fetcher: No such file"), "{}", error());
+    script("exit 3");
+    assert!(error().contains("data fetch ptb: exit status: 3"), "{}", error());
+    script("");
+    assert!(error().contains("fetched, but"), "{}", error());
+    let files = ["train", "valid", "test"].map(|split| format!("echo 'a b c' > ptb.{split}.txt")).join("\n");
+    script(&format!("mkdir -p '{0}/data/ptb' && cd '{0}/data/ptb'\n{files}", cache.display()));
+    let before = std::fs::read_to_string(dir.path().join("calls")).unwrap();
+    assert!(before.lines().all(|call| call == "data fetch ptb --revision refs/convert/parquet"), "{before}");
+    let loaded = load_in("ptb", json!({"verify": false}), &search).unwrap();
+    assert_eq!(loaded.provenance.remarks(), ["ptb was not verified: the recipe says `data.verify: false`."]);
+    let calls = || std::fs::read_to_string(dir.path().join("calls")).unwrap().lines().count();
+    let after = calls();
+    assert_eq!(after, before.lines().count() + 1);
+    load_in("ptb", json!({"verify": false}), &search).unwrap();
+    let offline = Search { offline: true, cache: Some(dir.path().join("other")), ..search.clone() };
+    assert!(matches!(load_in("ptb", json!({}), &offline), Err(DataError::Missing { .. })));
+    assert_eq!(calls(), after, "nobody is asked for what is there, or offline");
 }

@@ -63,7 +63,9 @@ pub fn run(device: &str) -> bool {
     }
     let train = |recipe: &str, overrides: &[&str]| {
         let mut train = taper(&["train", recipe, "--runs", "runs/gpu-check", "--set", &place]);
-        overrides.iter().chain(&["train.epochs=1"]).for_each(|set| drop(train.args(["--set", set])));
+        for set in overrides.iter().chain(&["train.epochs=1"]) {
+            train.args(["--set", set]);
+        }
         train
     };
     steps.push(("MNIST, one epoch", train("recipes/quickstart.yaml", &[])));

@@ -22,6 +22,9 @@ enum What {
     Fetch {
         /// The data set
         name: String,
+        /// The hub's revision [default: the pinned one]
+        #[arg(long)]
+        revision: Option<String>,
     },
     /// Reads data sets and proves their content
     Check {
@@ -39,7 +42,9 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match &args.what {
         What::List => cli::list(&registry, &search, args.json, &mut out)?,
-        What::Fetch { name } => cli::fetch(&registry, name, &search, args.json, &mut out)?,
+        What::Fetch { name, revision } => {
+            cli::fetch(&registry, name, revision.as_deref(), &search, args.json, &mut out)?
+        }
         What::Check { name, dir } => {
             if !cli::check(&registry, name.as_deref(), dir.clone(), &search, args.json, &mut out)? {
                 return Err(Failure::other(""));

@@ -1,12 +1,15 @@
 //! The command line: one file a command.
 mod bench;
+mod compare;
 mod data;
 mod optimizers;
 mod plan;
 mod replay;
 mod train;
+mod verify;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use taper_train::data::{DataError, Search};
@@ -52,6 +55,8 @@ enum Command {
     Plan(plan::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
+    Compare(compare::Args),
+    Verify(verify::Args),
     Data(data::Args),
     Bench(bench::Args),
 }
@@ -108,6 +113,16 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// Prints a result as text or as one line of JSON.
+fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Result<(), Failure> {
+    let text = if json {
+        serde_json::to_string(result).map_err(|e| Failure::other(format!("error: {e}")))? + "\n"
+    } else {
+        result.to_string()
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
 pub fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(threads) = args.common.threads
@@ -121,6 +136,8 @@ pub fn main() -> ExitCode {
         Command::Plan(command) => plan::run(&command),
         Command::Optimizers(command) => optimizers::run(&command),
         Command::Replay(command) => replay::run(&command),
+        Command::Compare(command) => compare::run(&command),
+        Command::Verify(command) => verify::run(&command, &args.common),
         Command::Data(command) => data::run(&command, &args.common),
         Command::Bench(command) => bench::run(&command, &args.common),
     };

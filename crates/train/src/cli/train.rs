@@ -53,7 +53,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
 }
 
 /// The first interrupt asks the run to stop after its step; the second ends the process at once.
-fn stop_on_interrupt() -> Arc<AtomicBool> {
+pub(super) fn stop_on_interrupt() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let handler = move || {

@@ -38,7 +38,7 @@ pub fn list(
         let place = match (place, set.files()) {
             (Some(place), _) => place,
             (None, Some(spec)) => {
-                format!("not here; `taper data fetch {}` gets it from {}", spec.name, spec.hub.id)
+                format!("not here; `cargo xtask data fetch {}` gets it from {}", spec.name, spec.hub.id)
             }
             (None, None) => "your files".into(),
         };
@@ -50,10 +50,12 @@ pub fn list(
     Ok(())
 }
 
-/// Downloads a data set into the cache, unless it is there intact, and proves it.
+/// Downloads a data set into the cache, unless it is there intact, and proves it. `revision` is the hub's; the pinned
+/// one without it.
 pub fn fetch(
     registry: &DataRegistry,
     name: &str,
+    revision: Option<&str>,
     search: &Search,
     json: bool,
     out: &mut dyn Write,
@@ -66,7 +68,7 @@ pub fn fetch(
     // Only the cache: what another directory holds is not what was asked for.
     let cached = Search { dir: None, env_dir: None, fresh: true, ..search.clone() };
     if let Some(root) = search.downloads().filter(|_| !search.offline) {
-        hub::fetch(spec, &root, &search.hub, None)?;
+        hub::fetch(spec, &root, &search.hub, revision)?;
     }
     report(&set.load(&Value::Null, &cached)?.provenance, json, out)
 }

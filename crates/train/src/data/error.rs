@@ -61,7 +61,7 @@ pub enum DataError {
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
     /// A cached file changed after its download.
-    #[error("{}: damaged since its download: sha256 was {expected}, is {found}; `taper data fetch {name}` replaces it", path.display())]
+    #[error("{}: damaged since its download: sha256 was {expected}, is {found}; `cargo xtask data fetch {name}` replaces it", path.display())]
     Damaged {
         /// The data set.
         name: String,

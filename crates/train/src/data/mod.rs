@@ -92,6 +92,9 @@ pub struct Provenance {
     pub verified: bool,
     /// What to declare beside every result when this is not the whole set.
     pub subset: Option<String>,
+    /// Nats a word, when the text's source is known: no model's loss can be below it but by chance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy_rate: Option<f64>,
 }
 
 /// One file that was read.
@@ -108,7 +111,27 @@ pub struct FileRecord {
 impl Provenance {
     /// Of a set that was made, not found.
     pub fn generated(name: &str, content: Vec<Content>) -> Self {
-        let (name, source) = (name.into(), "generated".into());
-        Self { name, source, revision: None, files: Vec::new(), content, verified: true, subset: None }
+        Self {
+            name: name.into(),
+            source: "generated".into(),
+            revision: None,
+            files: Vec::new(),
+            content,
+            verified: true,
+            subset: None,
+            entropy_rate: None,
+        }
+    }
+
+    /// What has to be said beside every result on this data.
+    pub fn remarks(&self) -> Vec<String> {
+        let Self { name, .. } = self;
+        let subset = self.subset.as_ref().map(|subset| format!("{name} is a subset: {subset}."));
+        let unverified = (!self.verified)
+            .then(|| format!("{name} was not verified: the recipe says `data.verify: false`."));
+        let floor = self.entropy_rate.map(|rate| {
+            format!("{name} has an entropy of {rate:.4} nats a word: no perplexity below {:.2}.", rate.exp())
+        });
+        [subset, unverified, floor].into_iter().flatten().collect()
     }
 }

@@ -121,7 +121,7 @@ pub fn find(spec: &Spec, search: &Search, revision: Option<&str>) -> Result<Foun
         let (form, files) = (spec.layouts[0].form, spec.embedded.iter().map(source).collect());
         return Ok(Found { place: "embedded".into(), form, files, download: None });
     }
-    let forbidden = match (search.offline, cfg!(feature = "hub")) {
+    let forbidden = match (search.offline, search.hub.can_fetch()) {
         (true, _) => Some("offline"),
         (false, false) => Some("this build lacks the feature `hub`"),
         (false, true) => None,
@@ -197,7 +197,7 @@ fn missing(spec: &Spec, looked: Vec<String>) -> DataError {
         })
         .collect();
     let supply = format!(
-        "supply it with `taper data fetch {}` where there is a network, or put one of these under a directory and name it \
+        "supply it with `cargo xtask data fetch {}` where there is a network, or put one of these under a directory and name it \
          with --data or TAPER_DATA:\n{}",
         spec.name,
         one_of.join("\n")

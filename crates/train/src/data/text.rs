@@ -22,8 +22,6 @@ pub struct Text {
     pub test: Arc<[u32]>,
     /// The words; a word's number is its place here.
     pub vocab: Arc<[String]>,
-    /// Nats a word, when the source is known: no model's loss can be below it but by chance.
-    pub entropy_rate: Option<f64>,
 }
 
 /// Words in a fixed order, found by their text.

@@ -1,13 +1,17 @@
 //! Checkpoints: whole or not there, and known to be intact.
 //!
-//! A checkpoint is written to a temporary folder, its files synced, the folder renamed to `step-<n>` and its parent
-//! synced. `state.json` carries the SHA-256 of the other files. A damaged checkpoint is skipped with a message and the
-//! one before it is used.
+//! A checkpoint is made in a folder of its own beside `checkpoints/`, its files and that folder are synced, then it is
+//! renamed into place and the folders around it are synced. `state.json` carries the SHA-256 of the other files, of the
+//! metrics it vouches for, and of itself. A damaged checkpoint is skipped with a message and the one before it is used.
+//!
+//! `checkpoints/` itself comes into being by the rename of its first checkpoint: where it is, there was one.
 use super::RunError;
-use super::files::{sha256, sync_folder, write_synced};
+use super::files::{remove_folder, sha256, sync_folder, write_synced};
+use super::kill::kill_point;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use taper_optim::PlateauState;
 
@@ -25,6 +29,8 @@ pub(crate) struct Sums {
 /// What a run knows besides tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
+    /// The id of the recipe it belongs to.
+    pub recipe: String,
     /// Optimizer steps taken.
     pub step: u64,
     /// Finished epochs.
@@ -33,6 +39,8 @@ pub(crate) struct State {
     pub batch: u64,
     /// Bytes of `metrics.jsonl` that belong to it.
     pub metrics_bytes: u64,
+    /// SHA-256 of those bytes.
+    pub metrics_sha256: String,
     /// The training line under way.
     pub sums: Sums,
     /// The best value of the selected metric, and the step it was seen at.
@@ -42,8 +50,18 @@ pub(crate) struct State {
     /// The plateau schedule's memory.
     pub plateau: Option<PlateauState>,
     /// SHA-256 of the files beside this one.
-    #[serde(default)]
     pub files: BTreeMap<String, String>,
+    /// SHA-256 of this file with nothing here.
+    pub sha256: String,
+}
+
+impl State {
+    /// The file, its own checksum filled in.
+    fn seal(mut self) -> serde_json::Result<Vec<u8>> {
+        self.sha256.clear();
+        self.sha256 = sha256(&serde_json::to_vec_pretty(&self)?);
+        serde_json::to_vec_pretty(&self)
+    }
 }
 
 /// A checkpoint read back.
@@ -52,110 +70,195 @@ pub(crate) struct Loaded {
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// Stops the process at a named point when `TAPER_KILL_AT` names it: how the tests crash a run where it hurts most.
-/// `name` kills at the first visit, `name:3` at the third.
-pub(crate) fn kill_point(name: &str) {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static VISITS: AtomicU64 = AtomicU64::new(0);
-    let Ok(wanted) = std::env::var("TAPER_KILL_AT") else { return };
-    let (point, visit) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-    if point == name && VISITS.fetch_add(1, Ordering::Relaxed) + 1 == visit.parse().unwrap_or(1) {
-        std::process::abort();
-    }
+const STATE: &str = "state.json";
+
+fn place_of(run: &Path) -> PathBuf {
+    run.join("checkpoints")
 }
 
-fn folder_of(run: &Path) -> PathBuf {
-    run.join("checkpoints")
+/// Where a checkpoint is made.
+fn workshop_of(run: &Path) -> PathBuf {
+    run.join(".checkpoints.tmp")
+}
+
+/// The folder of a checkpoint.
+pub(crate) fn path(run: &Path, step: u64) -> PathBuf {
+    place_of(run).join(name(step))
+}
+
+fn name(step: u64) -> String {
+    format!("step-{step}")
 }
 
 /// Writes `step-<n>`.
 pub(crate) fn write(run: &Path, state: &State, files: &BTreeMap<String, Vec<u8>>) -> Result<(), RunError> {
-    let folder = folder_of(run);
+    let workshop = workshop_of(run);
+    remove_folder(&workshop)?;
+    let folder = workshop.join(name(state.step));
     fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-    let place = folder.join(format!("step-{}", state.step));
-    let temporary = folder.join(format!(".step-{}.tmp", state.step));
-    if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(RunError::io(&temporary))?;
-    }
-    fs::create_dir(&temporary).map_err(RunError::io(&temporary))?;
-    let mut state = state.clone();
+    let point = "checkpoint-before-sync";
     for (name, bytes) in files {
-        state.files.insert(name.clone(), sha256(bytes));
-        write_synced(&temporary.join(name), bytes)?;
+        write_synced(&folder.join(name), bytes, point)?;
     }
-    kill_point("checkpoint-before-sync");
-    let json = serde_json::to_vec_pretty(&state)
-        .map_err(|e| RunError::Damaged { path: temporary.clone(), message: e.to_string() })?;
-    write_synced(&temporary.join("state.json"), &json)?;
-    sync_folder(&temporary)?;
+    let sums = files.iter().map(|(name, bytes)| (name.clone(), sha256(bytes)));
+    let state = State { files: sums.collect(), ..state.clone() };
+    let step = state.step;
+    let sealed = state.seal().map_err(|e| RunError::Damaged {
+        path: folder.join(STATE),
+        message: format!("cannot be written: {e}"),
+    })?;
+    write_synced(&folder.join(STATE), &sealed, point)?;
+    sync_folder(&folder)?;
+    sync_folder(&workshop)?;
+    // Also the entries of the metrics files, which the checkpoint vouches for.
+    sync_folder(run)?;
     kill_point("checkpoint-before-rename");
-    if place.exists() {
-        // Left by an interrupted run at the same step; the new one is as good and known to be whole.
-        fs::remove_dir_all(&place).map_err(RunError::io(&place))?;
-    }
-    fs::rename(&temporary, &place).map_err(RunError::io(&place))?;
-    kill_point("checkpoint-after-rename");
-    sync_folder(&folder)
+    put_in_place(run, step)
 }
 
-/// The steps of all complete checkpoints, newest first.
+/// Moves a finished checkpoint from the workshop to its place.
+fn put_in_place(run: &Path, step: u64) -> Result<(), RunError> {
+    let (workshop, place) = (workshop_of(run), place_of(run));
+    let first = !place.try_exists().map_err(RunError::io(&place))?;
+    let (from, to) = match first {
+        true => (workshop.clone(), place.clone()),
+        false => (workshop.join(name(step)), place.join(name(step))),
+    };
+    // One of the same step, left by an interrupted run. A crash after this is no loss: the new one is whole and synced,
+    // and `recover` finds it in the workshop.
+    remove_folder(&to)?;
+    kill_point("checkpoint-after-remove");
+    fs::rename(&from, &to).map_err(RunError::io(&to))?;
+    kill_point("checkpoint-after-rename");
+    sync_folder(&place)?;
+    sync_folder(run)?;
+    if first { Ok(()) } else { remove_folder(&workshop) }
+}
+
+/// Puts a checkpoint in place that a crash left finished in the workshop, and removes an unfinished one.
+pub(crate) fn recover(run: &Path) -> Result<(), RunError> {
+    let workshop = workshop_of(run);
+    for step in steps_in(&workshop)?.unwrap_or_default() {
+        if read(&workshop.join(name(step))).is_ok() {
+            put_in_place(run, step)?;
+        }
+    }
+    remove_folder(&workshop)
+}
+
+/// The steps of all checkpoints, newest first.
 pub(crate) fn steps(run: &Path) -> Result<Vec<u64>, RunError> {
-    let folder = folder_of(run);
-    let entries = match fs::read_dir(&folder) {
+    Ok(steps_in(&place_of(run))?.unwrap_or_default())
+}
+
+/// `None` where there is no such folder.
+fn steps_in(folder: &Path) -> Result<Option<Vec<u64>>, RunError> {
+    let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(RunError::io(&folder)(e)),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(RunError::io(folder)(e)),
     };
     let mut steps = Vec::new();
     for entry in entries {
-        let name = entry.map_err(RunError::io(&folder))?.file_name();
-        steps.extend(name.to_str().and_then(|n| n.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok()));
+        let found = entry.map_err(RunError::io(folder))?.file_name();
+        let step = found.to_str().and_then(|n| n.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
+        // `step-007` is nobody's.
+        steps.extend(step.filter(|step| found.to_str() == Some(&name(*step))));
     }
     steps.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(steps)
+    Ok(Some(steps))
 }
 
-/// Removes all but the `keep` newest and the best.
-pub(crate) fn prune(run: &Path, keep: usize, best: Option<u64>) -> Result<(), RunError> {
-    for step in steps(run)?.into_iter().skip(keep).filter(|step| Some(*step) != best) {
-        let path = folder_of(run).join(format!("step-{step}"));
-        fs::remove_dir_all(&path).map_err(RunError::io(&path))?;
+/// After the checkpoint of step `newest`, removes all but the `keep` newest and the best.
+pub(crate) fn prune(run: &Path, newest: u64, keep: usize, best: Option<u64>) -> Result<(), RunError> {
+    kill_point("checkpoint-before-prune");
+    // What comes after it could not be used, or the run would have gone on from there.
+    let (later, sooner): (Vec<u64>, Vec<u64>) = steps(run)?.into_iter().partition(|step| *step > newest);
+    let old = sooner.into_iter().skip(keep).filter(|step| Some(*step) != best);
+    later.into_iter().chain(old).try_for_each(|step| remove_folder(&path(run, step)))
+}
+
+/// The newest intact checkpoint of a recipe, or `None` when the run has none yet. Where there were some and none can
+/// be used, that is an error: a run never starts again from zero in silence.
+pub(crate) fn newest(
+    run: &Path,
+    recipe: &str,
+    mut warn: impl FnMut(String),
+) -> Result<Option<Loaded>, RunError> {
+    let metrics = run.join("metrics.jsonl");
+    let metrics = match fs::read(&metrics) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(RunError::io(&metrics)(e)),
+        read => read.unwrap_or_default(),
+    };
+    let steps = steps_in(&place_of(run))?;
+    let lost = |message: &str| {
+        let message = format!("{message}: put it back, or remove the run's folder to start again");
+        Err(RunError::Damaged { path: place_of(run), message })
+    };
+    match &steps {
+        None if run.join("summary.json").exists() => return lost("is gone, though the run had a checkpoint"),
+        Some(steps) if steps.is_empty() && !metrics.is_empty() => {
+            return lost("is empty, though the run had a checkpoint");
+        }
+        None if !metrics.is_empty() => warn("was killed before its first checkpoint: starting again".into()),
+        _ => {}
     }
-    Ok(())
-}
-
-/// The newest intact checkpoint, or `None` when there is no checkpoint at all. When there are only damaged ones, that
-/// is an error: a run never starts from zero in silence.
-pub(crate) fn newest(run: &Path, mut warn: impl FnMut(String)) -> Result<Option<Loaded>, RunError> {
-    let steps = steps(run)?;
+    let steps = steps.unwrap_or_default();
     for step in &steps {
-        let path = folder_of(run).join(format!("step-{step}"));
-        match read(&path) {
+        match read(&path(run, *step)).and_then(|loaded| loaded.belongs_to(run, *step, recipe, &metrics)) {
             Ok(loaded) => return Ok(Some(loaded)),
-            Err(e) => warn(format!("skipping a damaged checkpoint: {e}")),
+            Err(e) => warn(format!("skipping a checkpoint that cannot be used: {e}")),
         }
     }
-    if steps.is_empty() {
-        return Ok(None);
-    }
-    let message = "no checkpoint in it is intact: remove the run's folder to start again".to_owned();
-    Err(RunError::Damaged { path: folder_of(run), message })
+    if steps.is_empty() { Ok(None) } else { lost("holds no checkpoint that can be used") }
 }
 
 /// Reads one checkpoint and proves it whole.
-pub(crate) fn read(path: &Path) -> Result<Loaded, RunError> {
-    let damaged = |file: &str, message: String| RunError::Damaged { path: path.join(file), message };
-    let load = |file: &str| fs::read(path.join(file)).map_err(RunError::io(path.join(file)));
-    let state: State =
-        serde_json::from_slice(&load("state.json")?).map_err(|e| damaged("state.json", e.to_string()))?;
+pub(crate) fn read(folder: &Path) -> Result<Loaded, RunError> {
+    let damaged = |file: &str, message: String| RunError::Damaged { path: folder.join(file), message };
+    let load = |file: &str| fs::read(folder.join(file)).map_err(RunError::io(folder.join(file)));
+    let differs = |file: &str, expected: &str, found: &str| {
+        damaged(file, format!("sha256 was {expected} when it was written, is {found}"))
+    };
+    let state: State = serde_json::from_slice(&load(STATE)?).map_err(|e| damaged(STATE, e.to_string()))?;
+    // Sealed again, what was read must have the same checksum: no digit of it was changed.
+    let sealed = state.clone().seal().map_err(|e| damaged(STATE, e.to_string()))?;
+    let again: State = serde_json::from_slice(&sealed).map_err(|e| damaged(STATE, e.to_string()))?;
+    if again.sha256 != state.sha256 {
+        return Err(differs(STATE, &state.sha256, &again.sha256));
+    }
     let mut files = BTreeMap::new();
     for (name, expected) in &state.files {
         let bytes = load(name)?;
         let found = sha256(&bytes);
         if &found != expected {
-            return Err(damaged(name, format!("sha256 was {expected} when it was written, is {found}")));
+            return Err(differs(name, expected, &found));
         }
         files.insert(name.clone(), bytes);
     }
     Ok(Loaded { state, files })
+}
+
+impl Loaded {
+    /// Refuses what is whole but of another step, recipe or past.
+    pub fn belongs_to(self, run: &Path, step: u64, recipe: &str, metrics: &[u8]) -> Result<Self, RunError> {
+        let refuse = |message: String| Err(RunError::Damaged { path: path(run, step), message });
+        let State { step: found, recipe: own, metrics_bytes, metrics_sha256, .. } = &self.state;
+        if *found != step {
+            return refuse(format!("is the checkpoint of step {found}"));
+        }
+        if own != recipe {
+            return refuse(format!("belongs to the recipe {own}, this run is {recipe}"));
+        }
+        let length = usize::try_from(*metrics_bytes).unwrap_or(usize::MAX);
+        let Some(past) = metrics.get(..length) else {
+            return refuse(format!("expects {length} bytes of metrics.jsonl, found {}", metrics.len()));
+        };
+        if sha256(past) != *metrics_sha256 {
+            return refuse(format!(
+                "the first {length} bytes of metrics.jsonl are not those it was written with"
+            ));
+        }
+        Ok(self)
+    }
 }

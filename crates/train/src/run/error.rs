@@ -48,6 +48,14 @@ pub enum RunError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// Another process trains the same run.
+    #[error("{}: {holder} is at work on this run: wait for it, or stop it first", folder.display())]
+    Busy {
+        /// The run's folder.
+        folder: PathBuf,
+        /// Which process, as far as it is known.
+        holder: String,
+    },
     /// The user stopped the run; a checkpoint was written.
     #[error("interrupted at step {step}; the same command goes on from there")]
     Interrupted {

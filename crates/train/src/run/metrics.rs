@@ -1,7 +1,10 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
 use super::RunError;
+use super::files::hex;
+use super::kill::kill_after;
 use super::tensorboard;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -43,7 +46,7 @@ pub struct Record {
     /// On what.
     pub split: Split,
     /// The values.
-    #[serde(flatten)]
+    #[serde(flatten, with = "super::number::map")]
     pub values: BTreeMap<String, f64>,
 }
 
@@ -52,8 +55,8 @@ pub(crate) struct Metrics {
     path: PathBuf,
     file: File,
     events: File,
-    /// Bytes of `metrics.jsonl`.
-    pub bytes: u64,
+    bytes: u64,
+    hash: Sha256,
     /// All records so far.
     pub records: Vec<Record>,
 }
@@ -91,11 +94,11 @@ impl Metrics {
         let mut events = open(&events_path)?;
         let write = |events: &mut File| {
             events.set_len(0)?;
-            events.write_all(&tensorboard::header())?;
-            records.iter().try_for_each(|record| events.write_all(&tensorboard::event(record)))
+            events.write_all(&tensorboard::file(&records))
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
-        Ok(Self { path, file, events, bytes, records })
+        let hash = Sha256::new_with_prefix(&text);
+        Ok(Self { path, file, events, bytes, hash, records })
     }
 
     /// Appends a line.
@@ -105,15 +108,23 @@ impl Metrics {
             message: format!("a record cannot be written: {e}"),
         })?;
         line.push(b'\n');
+        kill_after("metrics-half-line", || drop(self.file.write_all(&line[..line.len() / 2])));
         self.file.write_all(&line).map_err(RunError::io(&self.path))?;
+        kill_after("metrics-line", || ());
         self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
         self.bytes += line.len() as u64;
+        self.hash.update(&line);
         self.records.push(record);
         Ok(())
     }
 
     /// Makes all lines durable: before a checkpoint vouches for them.
     pub fn sync(&self) -> Result<(), RunError> {
-        self.file.sync_all().map_err(RunError::io(&self.path))
+        self.file.sync_all().and_then(|()| self.events.sync_all()).map_err(RunError::io(&self.path))
+    }
+
+    /// The length and the SHA-256 of `metrics.jsonl`.
+    pub fn vouch(&self) -> (u64, String) {
+        (self.bytes, hex(&self.hash.clone().finalize()))
     }
 }

@@ -10,15 +10,19 @@
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod error;
 mod files;
+pub(crate) mod folder;
+mod kill;
+mod lock;
 mod metrics;
+mod number;
 mod optimizers;
 mod progress;
 mod summary;
 mod task;
-mod tensorboard;
+pub(crate) mod tensorboard;
 
 pub use error::RunError;
 pub use metrics::{Record, Split};
@@ -26,10 +30,11 @@ pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 
 use crate::data::Search;
-use crate::recipe::{Average, LossForScale, Metric, OnDivergence, Select};
+use crate::recipe::{Average, EarlyStop, LossForScale, Metric, OnDivergence, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use checkpoint::{State, Sums};
+use lock::Lock;
 use metrics::Metrics;
 use optimizers::{Optimizers, Time};
 use progress::Progress;
@@ -84,8 +89,18 @@ pub struct Outcome {
 /// Trains a recipe without a sweep, or goes on with it where it was interrupted, or returns what it left when it is
 /// finished.
 pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<Outcome, RunError> {
+    run_until(recipe, registries, options, u64::MAX)
+}
+
+/// [`run`], interrupted once `until` steps are taken.
+pub(crate) fn run_until(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    until: u64,
+) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
-    if let Some(outcome) = finished(&folder)? {
+    if let Some(outcome) = folder::finished(&folder, recipe)? {
         let Summary { status, steps, reason, .. } = &outcome.summary;
         if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
             // It would diverge again: a run is a function of its recipe.
@@ -96,40 +111,7 @@ pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Resul
         }
         return Ok(outcome);
     }
-    Run::open(recipe, registries, options, folder)?.train()
-}
-
-/// The outcome of a run that came to its end.
-fn finished(folder: &Path) -> Result<Option<Outcome>, RunError> {
-    let path = folder.join("summary.json");
-    let text = match fs::read(&path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(RunError::io(&path)(e)),
-    };
-    let damaged = |e: serde_json::Error| RunError::Damaged {
-        path: path.clone(),
-        message: format!("{e}: remove it, and the run goes on from its last checkpoint"),
-    };
-    let summary: Summary = serde_json::from_slice(&text).map_err(damaged)?;
-    if summary.status == Status::Interrupted {
-        return Ok(None);
-    }
-    let length = fs::metadata(folder.join("metrics.jsonl")).map_err(RunError::io(folder))?.len();
-    let metrics = Metrics::open(folder, length)?;
-    Ok(Some(Outcome {
-        folder: folder.to_path_buf(),
-        summary,
-        records: metrics.records,
-        seconds: seconds(folder),
-    }))
-}
-
-/// The seconds that `timing.jsonl` adds up to.
-fn seconds(folder: &Path) -> f64 {
-    let text = fs::read_to_string(folder.join("timing.jsonl")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    lines.filter_map(|line| line["seconds"].as_f64()).sum()
+    Run::open(recipe, registries, options, folder, until)?.train()
 }
 
 /// A run under way.
@@ -137,6 +119,10 @@ struct Run<'a> {
     recipe: &'a Recipe,
     options: &'a Options,
     folder: PathBuf,
+    /// Released when the run ends.
+    _lock: Lock,
+    /// The step after which it is interrupted.
+    until: u64,
     task: Task,
     optimizers: Optimizers,
     metrics: Metrics,
@@ -155,7 +141,9 @@ impl<'a> Run<'a> {
         registries: &Registries,
         options: &'a Options,
         folder: PathBuf,
+        until: u64,
     ) -> Result<Self, RunError> {
+        let lock = Lock::early(&folder)?;
         let opened = crate::device::open(recipe.device).map_err(|e| recipe.error_at("device", e))?;
         if let Some(choice) = opened.choice.filter(|_| options.show != Show::Quiet) {
             eprintln!("{}: {choice}", recipe.name);
@@ -196,10 +184,14 @@ impl<'a> Run<'a> {
         };
 
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
+        let lock = lock.map_or_else(|| Lock::acquire(&folder), Ok)?;
+        files::remove_strays(&folder)?;
         files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes())?;
         files::replace(&folder.join("manifest.json"), &manifest(recipe, &task, &device))?;
-        let loaded = checkpoint::newest(&folder, |warning| eprintln!("{}: {warning}", recipe.name))?;
-        let mut state = State::default();
+        checkpoint::recover(&folder)?;
+        let warn = |warning| eprintln!("{}: {warning}", recipe.name);
+        let loaded = checkpoint::newest(&folder, recipe.id(), warn)?;
+        let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
         if let Some(loaded) = loaded {
             let bytes = loaded.files.get("model.safetensors").map_or(&[][..], Vec::as_slice);
             let tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
@@ -219,7 +211,7 @@ impl<'a> Run<'a> {
 
         let per_epoch = task.batches(0).div_ceil(recipe.train.accumulate).max(1);
         let (epochs, steps) = match (recipe.train.epochs, recipe.train.steps) {
-            (Some(epochs), _) => (epochs, epochs * per_epoch),
+            (Some(epochs), _) => (epochs, epochs.saturating_mul(per_epoch)),
             (None, Some(steps)) => (steps.div_ceil(per_epoch), steps),
             // The recipe's check asks for one of the two.
             (None, None) => (0, 0),
@@ -230,6 +222,8 @@ impl<'a> Run<'a> {
             recipe,
             options,
             folder,
+            _lock: lock,
+            until,
             task,
             optimizers,
             metrics,
@@ -268,7 +262,7 @@ impl<'a> Run<'a> {
     }
 
     fn outcome(self, summary: Summary) -> Outcome {
-        let seconds = seconds(&self.folder);
+        let seconds = folder::seconds(&self.folder);
         Outcome { folder: self.folder, summary, records: self.metrics.records, seconds }
     }
 
@@ -276,6 +270,13 @@ impl<'a> Run<'a> {
         let started = Instant::now();
         let train = &self.recipe.train;
         while self.state.epoch < self.epochs && self.state.step < self.steps {
+            // Before an epoch, not after the last: a run that was killed in between stops here too.
+            let stale = |stop: &EarlyStop| self.state.batch == 0 && self.state.stale >= stop.patience;
+            if train.early_stop.as_ref().is_some_and(stale) {
+                self.progress
+                    .line(&format!("no improvement for {} evaluations: stopping early", self.state.stale));
+                break;
+            }
             if self.state.batch == 0 {
                 self.task.start_epoch()?;
             }
@@ -356,7 +357,8 @@ impl<'a> Run<'a> {
                     self.checkpoint()?;
                 }
                 let late = train.budget.seconds.is_some_and(|limit| started.elapsed().as_secs_f64() > limit);
-                if (self.options.stop.load(Ordering::Relaxed) || late) && !epoch_ends {
+                let asked = self.options.stop.load(Ordering::Relaxed) || step >= self.until;
+                if (asked || late) && !epoch_ends {
                     self.checkpoint()?;
                     return Ok(Status::Interrupted);
                 }
@@ -366,14 +368,10 @@ impl<'a> Run<'a> {
             }
             drop(batches);
             self.end_epoch()?;
-            if train.early_stop.as_ref().is_some_and(|stop| self.state.stale >= stop.patience) {
-                self.progress
-                    .line(&format!("no improvement for {} evaluations: stopping early", self.state.stale));
-                break;
-            }
             let done = self.state.epoch >= self.epochs || self.state.step >= self.steps;
             let late = train.budget.seconds.is_some_and(|limit| started.elapsed().as_secs_f64() > limit);
-            if !done && (self.options.stop.load(Ordering::Relaxed) || late) {
+            let asked = self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until;
+            if !done && (asked || late) {
                 self.checkpoint()?;
                 return Ok(Status::Interrupted);
             }
@@ -491,7 +489,7 @@ impl<'a> Run<'a> {
         self.optimizers.observe(if higher { -value } else { value });
         let delta = self.recipe.train.early_stop.as_ref().map_or(0.0, |stop| stop.min_delta);
         let better = |old: f64| if higher { value > old + delta } else { value < old - delta };
-        if self.state.best.is_none_or(|(old, _)| better(old)) {
+        if value.is_finite() && self.state.best.is_none_or(|(old, _)| better(old)) {
             self.state.best = Some((value, self.state.step));
             self.state.stale = 0;
         } else {
@@ -509,11 +507,11 @@ impl<'a> Run<'a> {
         let mut files = self.optimizers.save()?;
         files.insert("model.safetensors".into(), bytes);
         self.metrics.sync()?;
-        self.state.metrics_bytes = self.metrics.bytes;
+        (self.state.metrics_bytes, self.state.metrics_sha256) = self.metrics.vouch();
         self.state.plateau = Some(self.optimizers.plateau());
         checkpoint::write(&self.folder, &self.state, &files)?;
         let keep = usize::try_from(self.recipe.train.checkpoint.keep).unwrap_or(usize::MAX).max(1);
-        checkpoint::prune(&self.folder, keep, self.state.best.map(|(_, step)| step))
+        checkpoint::prune(&self.folder, self.state.step, keep, self.state.best.map(|(_, step)| step))
     }
 
     fn write_summary(&self, status: Status, reason: Option<String>) -> Result<Summary, RunError> {
@@ -539,11 +537,11 @@ impl<'a> Run<'a> {
             best,
             selected,
             reason,
+            sha256: String::new(),
         };
         let path = self.folder.join("summary.json");
-        let mut json = serde_json::to_vec_pretty(&summary)
-            .map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
-        json.push(b'\n');
+        let (summary, json) =
+            summary.seal().map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
         files::replace(&path, &json)?;
         Ok(summary)
     }

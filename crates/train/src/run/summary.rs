@@ -1,4 +1,5 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
+use super::files::sha256;
 use super::metrics::{Record, Split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The value.
+    #[serde(with = "super::number")]
     pub value: f64,
     /// The epoch it was measured after.
     pub epoch: u64,
@@ -44,14 +46,29 @@ pub struct Summary {
     /// The metric it chose by.
     pub metric: String,
     /// The last value of `<split>.<metric>`.
+    #[serde(with = "super::number::map")]
     pub last: BTreeMap<String, f64>,
     /// The best value of `<split>.<metric>`: highest accuracy, lowest of all else.
     pub best: BTreeMap<String, Best>,
     /// The values of all evaluations at the selected epoch.
+    #[serde(with = "super::number::map")]
     pub selected: BTreeMap<String, f64>,
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// SHA-256 of the file with nothing here.
+    pub sha256: String,
+}
+
+impl Summary {
+    /// Itself and its file, the checksum filled in.
+    pub(crate) fn seal(mut self) -> serde_json::Result<(Self, Vec<u8>)> {
+        self.sha256.clear();
+        self.sha256 = sha256(&serde_json::to_vec_pretty(&self)?);
+        let mut file = serde_json::to_vec_pretty(&self)?;
+        file.push(b'\n');
+        Ok((self, file))
+    }
 }
 
 /// Whether more of it is better.
@@ -68,7 +85,12 @@ pub(crate) fn extremes(records: &[Record]) -> (BTreeMap<String, f64>, BTreeMap<S
             last.insert(key.clone(), *value);
             let found = Best { value: *value, epoch: record.epoch, step: record.step };
             let better = |old: &Best| {
-                if higher_is_better(metric) { found.value > old.value } else { found.value < old.value }
+                old.value.is_nan()
+                    || if higher_is_better(metric) {
+                        found.value > old.value
+                    } else {
+                        found.value < old.value
+                    }
             };
             // The first of equals stays.
             if best.get(&key).is_none_or(better) {

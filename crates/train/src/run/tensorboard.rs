@@ -5,10 +5,18 @@
 use super::metrics::Record;
 
 /// The first record: which version of the format follows.
-pub(crate) fn header() -> Vec<u8> {
+fn header() -> Vec<u8> {
     let mut event = double(1, 0.0);
     event.extend(bytes(3, b"brain.Event:2"));
     frame(&event)
+}
+
+/// The whole file of these records.
+pub(crate) fn file(records: &[Record]) -> Vec<u8> {
+    records.iter().fold(header(), |mut file, record| {
+        file.extend(event(record));
+        file
+    })
 }
 
 /// A record of metrics as one event.

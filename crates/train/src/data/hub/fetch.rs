@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use hf_hub::{HFClient, HFError, HFRepository, RepoTypeDataset};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reqwest::StatusCode;
 
+use super::meter::Meter;
 use super::{Access, Record, RecordedFile};
 use crate::data::files::sha256_file;
 use crate::data::{DataError, Spec};
@@ -30,7 +30,12 @@ pub fn fetch(spec: &Spec, root: &Path, access: &Access, revision: Option<&str>) 
     fs::create_dir_all(&dir).map_err(io)?;
     // Held until the end; a second process waits here and then finds everything in place.
     let lock = File::create(dir.join(".lock")).map_err(io)?;
-    lock.lock().map_err(io)?;
+    if lock.try_lock().is_err() {
+        if access.progress {
+            eprintln!("{}: another process is fetching it: waiting for that", spec.name);
+        }
+        lock.lock().map_err(io)?;
+    }
 
     let wanted = revision.unwrap_or(spec.hub.revision);
     // An unreadable record is no record: the files are then checked against the hub again.
@@ -204,7 +209,7 @@ impl<'a> Hub<'a> {
         head: &Head,
         part: &Path,
     ) -> Result<String, DataError> {
-        let bar = self.bar(file, head.bytes);
+        let meter = Meter::new(format!("{} {file}", self.id), head.bytes, self.access.progress);
         let mut without_progress = 0;
         loop {
             let io = |e| DataError::io(part, e);
@@ -215,23 +220,23 @@ impl<'a> Hub<'a> {
                 have = 0;
             }
             let before = have;
-            bar.set_position(have);
+            meter.set(have);
             let failure = if have == head.bytes {
                 None
             } else {
-                self.stream(commit, file, head, &mut out, &mut have, &bar).await
+                self.stream(commit, file, head, &mut out, &mut have, &meter).await
             };
             out.sync_all().map_err(io)?;
             match failure {
                 None => {
-                    bar.finish_and_clear();
+                    meter.finish();
                     return Ok(sha256_file(part)?.1);
                 }
                 Some(failure) => {
                     // A slow line that delivers may take as many tries as it needs.
                     without_progress = if have > before { 1 } else { without_progress + 1 };
                     if !failure.transient || without_progress >= self.access.attempts {
-                        bar.abandon();
+                        meter.abandon();
                         let kept = format!(
                             "{}; {have} of {} bytes are kept and will be continued",
                             failure.message, head.bytes
@@ -252,7 +257,7 @@ impl<'a> Hub<'a> {
         head: &Head,
         out: &mut File,
         have: &mut u64,
-        bar: &ProgressBar,
+        meter: &Meter,
     ) -> Option<Failure> {
         let request =
             self.repo.download_file_stream().filename(file).revision(commit).range(*have..head.bytes).send();
@@ -286,7 +291,7 @@ impl<'a> Hub<'a> {
                 return Some(Failure::lasting(e.to_string()));
             }
             *have += chunk.len() as u64;
-            bar.set_position(*have);
+            meter.set(*have);
         }
         None
     }
@@ -331,17 +336,6 @@ impl<'a> Hub<'a> {
     fn error(&self, what: &str, message: &str) -> DataError {
         let url = format!("{}/datasets/{}: {what}", self.endpoint, self.id);
         DataError::Hub { url: self.access.scrub(url), message: self.access.scrub(message.to_string()) }
-    }
-
-    fn bar(&self, file: &str, bytes: u64) -> ProgressBar {
-        let target =
-            if self.access.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar =
-            ProgressBar::with_draw_target(Some(bytes), target).with_message(format!("{} {file}", self.id));
-        match ProgressStyle::with_template("{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        }
     }
 }
 

@@ -11,6 +11,8 @@ use super::files::write_atomically;
 #[cfg(feature = "hub")]
 mod fetch;
 #[cfg(feature = "hub")]
+mod meter;
+#[cfg(feature = "hub")]
 pub use fetch::fetch;
 
 /// A data set on the hub.
@@ -37,8 +39,11 @@ pub struct Access {
     pub pause: Duration,
     /// A server that sends nothing for this long is given up for this try.
     pub stall: Duration,
-    /// Draw a progress bar on stderr.
+    /// Show progress on stderr: a bar, or lines where it is no terminal.
     pub progress: bool,
+    /// A program that downloads for a build that cannot: called as `<program> data fetch NAME --revision R`, it fills
+    /// the cache. `cargo xtask` names itself in `TAPER_FETCH`.
+    pub program: Option<PathBuf>,
 }
 
 impl Default for Access {
@@ -50,13 +55,14 @@ impl Default for Access {
             pause: Duration::from_millis(500),
             stall: Duration::from_secs(30),
             progress: false,
+            program: None,
         }
     }
 }
 
 impl Access {
     /// `HF_ENDPOINT`, the token where the hub's own tools keep it (`HF_TOKEN`, the file `HF_TOKEN_PATH`, the file
-    /// `token` in `HF_HOME`), and a progress bar.
+    /// `token` in `HF_HOME`), the program `TAPER_FETCH`, and a progress bar.
     pub fn from_env() -> Self {
         let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         let home = || {
@@ -65,7 +71,19 @@ impl Access {
         let file = || var("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| home().map(|h| h.join("token")));
         let stored = || file().and_then(|path| std::fs::read_to_string(path).ok());
         let token = var("HF_TOKEN").or_else(stored).map(|t| t.trim().to_string()).filter(|t| !t.is_empty());
-        Self { endpoint: var("HF_ENDPOINT"), token: token.map(Token), progress: true, ..Self::default() }
+        let program = var("TAPER_FETCH").map(PathBuf::from);
+        Self {
+            endpoint: var("HF_ENDPOINT"),
+            token: token.map(Token),
+            progress: true,
+            program,
+            ..Self::default()
+        }
+    }
+
+    /// Whether anything can be downloaded at all.
+    pub fn can_fetch(&self) -> bool {
+        cfg!(feature = "hub") || self.program.is_some()
     }
 
     /// A message without the token, should a server have echoed it.
@@ -137,9 +155,27 @@ impl Record {
     }
 }
 
-/// Fetches the files of a set.
+/// Has the files of a set fetched into `root/<name>` by [`Access::program`]: this build has no downloader of its own.
 #[cfg(not(feature = "hub"))]
-pub fn fetch(spec: &super::Spec, _: &Path, _: &Access, _: Option<&str>) -> Result<Record, DataError> {
-    let message = "this build cannot download: it was compiled without the `hub` feature".into();
-    Err(DataError::Hub { url: spec.hub.id.into(), message })
+pub fn fetch(
+    spec: &super::Spec,
+    root: &Path,
+    access: &Access,
+    revision: Option<&str>,
+) -> Result<Record, DataError> {
+    use std::process::{Command, Stdio};
+    let failed = |message: String| DataError::Hub { url: spec.hub.id.into(), message };
+    let Some(program) = &access.program else {
+        let advice = format!("`cargo xtask data fetch {}` builds one that can", spec.name);
+        return Err(failed(format!("this build cannot download (it lacks the feature `hub`): {advice}")));
+    };
+    let mut command = Command::new(program);
+    command.args(["data", "fetch", spec.name, "--revision", revision.unwrap_or(spec.hub.revision)]);
+    // Its report is for whoever calls it by name; progress and errors go to stderr.
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    match status {
+        Ok(status) if status.success() => Ok(Record::read(&root.join(spec.name))?.unwrap_or_default()),
+        Ok(status) => Err(failed(format!("{} data fetch {}: {status}", program.display(), spec.name))),
+        Err(e) => Err(failed(format!("{}: {e}", program.display()))),
+    }
 }

@@ -27,6 +27,7 @@ static SPEC: Spec = Spec {
     ],
     hub: Repo {
         id: "ptb-text-only/ptb_text_only",
+        // The hub's own conversion, which has no fixed commit: the one of the first fetch is recorded and kept.
         revision: "refs/convert/parquet",
         files: &[
             "penn_treebank/train/0000.parquet",
@@ -94,7 +95,7 @@ impl Dataset for Ptb {
         let vocabulary = Vocabulary::by_appearance((0..3).flat_map(lines));
         let encode = |split: usize| vocabulary.encode(lines(split), found.files[split].path());
         let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
-        let text = Text { train, valid, test, vocab: vocabulary.words(), entropy_rate: None };
+        let text = Text { train, valid, test, vocab: vocabulary.words() };
         let provenance = Provenance {
             name: SPEC.name.into(),
             source: found.place,
@@ -103,6 +104,7 @@ impl Dataset for Ptb {
             content,
             verified: verdict.verified,
             subset: verdict.subset,
+            entropy_rate: None,
         };
         Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
     }

@@ -87,19 +87,10 @@ impl Dataset for SyntheticText {
         let content = [("train", &train), ("valid", &valid), ("test", &test)]
             .map(|(name, words)| Content::of_lines(name, [join(words, &vocab).as_str()].into_iter()))
             .into();
+        let text = Text { train: train.into(), valid: valid.into(), test: test.into(), vocab: vocab.into() };
         let entropy_rate = Some(source.entropy());
-        let text = Text {
-            train: train.into(),
-            valid: valid.into(),
-            test: test.into(),
-            vocab: vocab.into(),
-            entropy_rate,
-        };
-        Ok(Loaded {
-            data: Data::Text(text),
-            normalize: None,
-            provenance: Provenance::generated(self.name(), content),
-        })
+        let provenance = Provenance { entropy_rate, ..Provenance::generated(self.name(), content) };
+        Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
     }
 }
 

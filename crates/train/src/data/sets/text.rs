@@ -121,11 +121,9 @@ impl Dataset for TextFiles {
         };
         let encode = |i: usize| vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
         let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
-        let text = Text { train, valid, test, vocab: vocabulary.words(), entropy_rate: None };
+        let text = Text { train, valid, test, vocab: vocabulary.words() };
         let source = splits[0].0.parent().unwrap_or(Path::new(".")).display().to_string();
-        let name = self.name().into();
-        let provenance =
-            Provenance { name, source, revision: None, files, content, verified: true, subset: None };
+        let provenance = Provenance { source, files, ..Provenance::generated(self.name(), content) };
         Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
     }
 }

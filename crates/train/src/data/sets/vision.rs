@@ -122,7 +122,7 @@ pub static FASHION_MNIST: Vision = Vision {
         ],
         hub: Repo {
             id: "zalando-datasets/fashion_mnist",
-            revision: "main",
+            revision: "531be5e2ccc9dba0c201ad3ae567a4f3d16ecdd2",
             files: &[
                 "fashion_mnist/train-00000-of-00001.parquet",
                 "fashion_mnist/test-00000-of-00001.parquet",
@@ -285,6 +285,7 @@ impl Dataset for &'static Vision {
             content,
             verified: verdict.verified,
             subset: verdict.subset,
+            entropy_rate: None,
         };
         Ok(Loaded { data: Data::Images { train, test }, normalize: Some((self.normalize)()), provenance })
     }

@@ -1,0 +1,229 @@
+//! Checks a run's record: its files against each other, and its beginning against a second training.
+use crate::compare::{CheckpointDifference, LineDifference, checkpoint_difference, line_difference};
+use crate::run::{Options, Record, RunError, Status, checkpoint, folder, tensorboard};
+use crate::{Recipe, Registries, run};
+use serde::Serialize;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What was checked and found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Verification {
+    /// Whether nothing was found wrong.
+    pub verified: bool,
+    /// The steps of the checkpoints that are intact and vouch for the metrics there are.
+    pub intact: Vec<u64>,
+    /// What does not fit together in the run's own files.
+    pub damage: Vec<String>,
+    /// Steps that were trained again.
+    pub steps: u64,
+    /// Lines of metrics that came out the same.
+    pub equal_lines: usize,
+    /// The steps of checkpoints that came out the same.
+    pub equal_checkpoints: Vec<u64>,
+    /// Whether the run was trained again to its end, and its summary is the same.
+    pub equal_summary: bool,
+    /// The first line that came out otherwise.
+    pub metrics: Option<LineDifference>,
+    /// The first checkpoint that came out otherwise.
+    pub checkpoint: Option<CheckpointDifference>,
+    /// What was not the same to begin with: the data, the processor, the version.
+    pub notes: Vec<String>,
+}
+
+/// Checks the run in `folder` and trains its first steps again: as many as `steps`, else as far as its first line of
+/// metrics. Of `options`, the folder of all runs is not used.
+pub fn verify(
+    folder: &Path,
+    steps: Option<u64>,
+    registries: &Registries,
+    options: &Options,
+) -> Result<Verification, RunError> {
+    let recipe = folder::recipe(folder, registries)?;
+    let lines = folder::records(folder)?;
+    let mut found = Verification::default();
+    check_files(folder, &recipe, &lines, &mut found)?;
+
+    let known = || lines.iter().map(|(_, record)| record.step).chain(found.intact.iter().copied());
+    let (Some(first), Some(last)) = (known().min(), known().max()) else {
+        let message = "has neither metrics nor a checkpoint yet: there is nothing to verify".to_owned();
+        return Err(RunError::Damaged { path: folder.to_path_buf(), message });
+    };
+    let steps = steps.unwrap_or(first).min(last);
+    if steps < first {
+        let message =
+            format!("records nothing before step {first}: verify at least so many steps, found {steps}");
+        return Err(RunError::Damaged { path: folder.to_path_buf(), message });
+    }
+    let scratch = Scratch::new(recipe.id())?;
+    let options = Options { runs: scratch.0.clone(), ..options.clone() };
+    train_again(folder, &recipe, &lines, steps, registries, &options, &mut found)?;
+    found.steps = steps;
+    found.verified = found.damage.is_empty() && found.metrics.is_none() && found.checkpoint.is_none();
+    Ok(found)
+}
+
+/// The run's files against each other.
+fn check_files(
+    folder: &Path,
+    recipe: &Recipe,
+    lines: &[(String, Record)],
+    found: &mut Verification,
+) -> Result<(), RunError> {
+    let manifest = folder::manifest(folder)?;
+    if manifest.recipe != recipe.id() {
+        let ids = format!("recipe.yaml has the id {}, manifest.json {}", recipe.id(), manifest.recipe);
+        found.damage.push(format!("{ids}: one of them was changed"));
+    }
+    let records: Vec<Record> = lines.iter().map(|(_, record)| record.clone()).collect();
+    if let Some(summary) = folder::summary(folder)? {
+        if summary.id != recipe.id() {
+            let ids = format!("recipe.yaml has the id {}, summary.json {}", recipe.id(), summary.id);
+            found.damage.push(format!("{ids}: one of them was changed"));
+        }
+        if summary.status != Status::Interrupted
+            && let Err(message) = folder::follows(&summary, &records)
+        {
+            found.damage.push(format!("summary.json {message}"));
+        }
+    }
+    let path = folder.join("metrics.jsonl");
+    let metrics = std::fs::read(&path).map_err(RunError::io(&path))?;
+    for step in checkpoint::steps(folder)?.into_iter().rev() {
+        let read = checkpoint::read(&checkpoint::path(folder, step));
+        match read.and_then(|loaded| loaded.belongs_to(folder, step, recipe.id(), &metrics)) {
+            Ok(_) => found.intact.push(step),
+            Err(e) => found.damage.push(e.to_string()),
+        }
+    }
+    let path = folder.join("events.out.tfevents.0.taper");
+    let events = std::fs::read(&path).map_err(RunError::io(&path))?;
+    if events != tensorboard::file(&records) {
+        found.damage.push(format!("{}: is not what metrics.jsonl comes to", path.display()));
+    }
+    Ok(())
+}
+
+/// The beginning of the run, trained again, against its record.
+fn train_again(
+    folder: &Path,
+    recipe: &Recipe,
+    lines: &[(String, Record)],
+    steps: u64,
+    registries: &Registries,
+    options: &Options,
+    found: &mut Verification,
+) -> Result<(), RunError> {
+    let again = options.runs.join(recipe.directory());
+    // Old checkpoints go while a run is trained: it stops at each that there is something to compare with.
+    let mut stops: Vec<u64> = found.intact.iter().copied().filter(|step| *step < steps).collect();
+    stops.push(steps);
+    for stop in stops {
+        let ended = reach(stop, recipe, registries, options)?;
+        if found.notes.is_empty() {
+            found.notes = notes(folder, &again)?;
+        }
+        let record = folder::records(&again)?;
+        let theirs: Vec<_> = lines.iter().filter(|(_, record)| record.step <= stop).cloned().collect();
+        (found.equal_lines, found.metrics) = line_difference(&theirs, &record);
+        if found.intact.contains(&stop) {
+            found.checkpoint = checkpoint_difference(folder, &again, stop)?;
+            found.equal_checkpoints.extend(found.checkpoint.is_none().then_some(stop));
+        }
+        if found.metrics.is_some() || found.checkpoint.is_some() {
+            return Ok(());
+        }
+        if ended && let (Some(theirs), Some(ours)) = (folder::summary(folder)?, folder::summary(&again)?) {
+            found.equal_summary = theirs == ours;
+            if !found.equal_summary && theirs.status != Status::Interrupted {
+                found.damage.push("summary.json came out otherwise".into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Trains up to a step, and says whether the run has come to its end.
+fn reach(stop: u64, recipe: &Recipe, registries: &Registries, options: &Options) -> Result<bool, RunError> {
+    let mut reached = None;
+    loop {
+        match run::run_until(recipe, registries, options, stop) {
+            Ok(_) | Err(RunError::Diverged { .. }) => return Ok(true),
+            Err(RunError::Interrupted { step }) if step >= stop => return Ok(false),
+            // A budget of time ends a session, not the run; one without a step would do so for ever.
+            Err(RunError::Interrupted { step }) if reached < Some(step) && !asked_to_stop(options) => {
+                reached = Some(step);
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn asked_to_stop(options: &Options) -> bool {
+    options.stop.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+/// What the two trainings did not have in common.
+fn notes(folder: &Path, again: &Path) -> Result<Vec<String>, RunError> {
+    let (then, now) = (folder::manifest(folder)?, folder::manifest(again)?);
+    let mut notes = Vec::new();
+    if then.data.content != now.data.content {
+        notes.push("the data is not the data of the run: nothing can be expected to be equal".to_owned());
+    }
+    if then.cpu_features != now.cpu_features || then.device != now.device {
+        let name = |m: &folder::Manifest| format!("{} {}", m.device, m.cpu_features.join(" "));
+        let (then, now) = (name(&then), name(&now));
+        notes.push(format!("trained on {then}, verified on {now}: other kernels, so bits may differ"));
+    }
+    if then.taper != now.taper {
+        let (then, now) = (&then.taper, &now.taper);
+        notes.push(format!("trained by version {then}, verified by {now}: bits may differ"));
+    }
+    Ok(notes)
+}
+
+/// A folder that goes when it is no longer needed.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(id: &str) -> Result<Self, RunError> {
+        let path = std::env::temp_dir().join(format!("taper-verify-{id}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(RunError::io(&path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is in a folder for such things.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |steps: &[u64]| match steps {
+            [] => "none".to_owned(),
+            steps => format!("step {}", steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")),
+        };
+        writeln!(f, "intact checkpoints: {}", list(&self.intact))?;
+        self.damage.iter().try_for_each(|damage| writeln!(f, "damaged: {damage}"))?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))?;
+        let trained = format!("{} steps trained again", self.steps);
+        let lines = self.equal_lines;
+        match &self.metrics {
+            Some(difference) => {
+                writeln!(f, "{trained}; {lines} lines equal, then | trained again: {difference}")?
+            }
+            None => writeln!(f, "{trained}: {lines} lines of metrics equal bit for bit")?,
+        }
+        match &self.checkpoint {
+            Some(difference) => writeln!(f, "checkpoint | trained again: {difference}")?,
+            None => writeln!(f, "checkpoints equal bit for bit: {}", list(&self.equal_checkpoints))?,
+        }
+        if self.equal_summary {
+            writeln!(f, "trained to its end, with the same summary")?;
+        }
+        f.write_str(if self.verified { "verified\n" } else { "not verified\n" })
+    }
+}

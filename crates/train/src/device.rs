@@ -56,12 +56,11 @@ fn first_line(e: &candle_core::Error) -> String {
     e.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(feature = "cuda", feature = "metal"))))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(not(any(feature = "cuda", feature = "metal")))]
     fn a_build_without_gpus_says_so_and_computes_on_the_cpu() {
         assert!(open(Wanted::Auto).unwrap().device.is_cpu());
         assert_eq!(open(Wanted::Auto).unwrap().choice, None);

@@ -1,6 +1,5 @@
 //! The Python with PyTorch that `bench --peer` measures against: a virtual environment in the user's cache.
 use std::env;
-use std::path::PathBuf;
 use std::process::Command;
 
 /// What our figures were measured against.
@@ -11,9 +10,7 @@ pub fn provide(command: &mut Command) -> bool {
     if env::var_os("TAPER_PEER_PYTHON").is_some() {
         return true;
     }
-    let home = PathBuf::from(env::var_os("HOME").unwrap_or_default());
-    let cache = env::var_os("XDG_CACHE_HOME").map_or(home.join(".cache"), PathBuf::from);
-    let folder = cache.join("taper/peer-venv");
+    let folder = crate::cache().join("peer-venv");
     let python = folder.join("bin/python");
     command.env("TAPER_PEER_PYTHON", &python);
     // Installing nothing takes a second and finishes an installation that was interrupted.

@@ -33,9 +33,19 @@ pub fn is_record(bytes: &[u8]) -> bool {
 
 /// Replays the record in `bytes` with `overrides` on top of its configuration, computing in `dtype`.
 pub fn replay(bytes: &[u8], overrides: &Map<String, Value>, dtype: DType) -> Result<Replayed> {
-    let record = Record::parse(bytes, overrides, dtype)?;
+    replay_on(bytes, overrides, dtype, &Device::Cpu)
+}
+
+/// The same on `device`.
+pub fn replay_on(
+    bytes: &[u8],
+    overrides: &Map<String, Value>,
+    dtype: DType,
+    device: &Device,
+) -> Result<Replayed> {
+    let record = Record::parse(bytes, overrides, dtype, device)?;
     let params = Params::new(0);
-    let vb = params.builder(dtype, &Device::Cpu);
+    let vb = params.builder(dtype, device);
     let weights = record.under("state.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
     let mut found: BTreeMap<String, Tensor> = BTreeMap::new();
 
@@ -112,7 +122,7 @@ fn metadata(bytes: &[u8]) -> Result<HashMap<String, String>> {
 }
 
 impl Record {
-    fn parse(bytes: &[u8], overrides: &Map<String, Value>, dtype: DType) -> Result<Self> {
+    fn parse(bytes: &[u8], overrides: &Map<String, Value>, dtype: DType, device: &Device) -> Result<Self> {
         let metadata = metadata(bytes)?;
         let refuse = |message: String| Error::Config { model: "record".into(), key: None, message };
         let entry =
@@ -129,8 +139,9 @@ impl Record {
         }
         config.extend(overrides.clone());
         let mut tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
-        for tensor in tensors.values_mut().filter(|t| t.dtype().is_float()) {
-            *tensor = tensor.to_dtype(dtype)?;
+        for tensor in tensors.values_mut() {
+            let dtype = if tensor.dtype().is_float() { dtype } else { tensor.dtype() };
+            *tensor = tensor.to_dtype(dtype)?.to_device(device)?;
         }
         Ok(Self { model, config, sizes, tensors })
     }
@@ -216,7 +227,9 @@ impl Record {
                 let message = format!("`{name}`: expected {:?}, found {:?}", expected.dims(), found.dims());
                 return Err(self.refuse(message));
             }
-            let values = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+            // First to the CPU: not every device has f64.
+            let values =
+                |t: &Tensor| t.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
             let (found, expected) = (values(found)?, values(expected)?);
             let size = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
             // A NaN never compares larger: it must not pass for agreement.

@@ -66,13 +66,32 @@ pub enum Error {
         /// Shape and dtype of the gradient.
         found: String,
     },
-    /// A device no kernel was built for.
-    #[error("parameter `{name}` is on {device}: this build has no kernel for it")]
+    /// Parameters of one optimizer on several devices.
+    #[error("parameter `{name}` is on {device}: expected all parameters on {expected}")]
     Device {
         /// The parameter.
         name: String,
         /// Where it is.
         device: String,
+        /// Where the first parameter is.
+        expected: String,
+    },
+    /// A device that this build has no kernels for.
+    #[error("no kernels for {0} in this build: build with the feature `cuda` or `metal`")]
+    NoKernels(String),
+    /// A rule without an `update.h`.
+    #[error("{optimizer} has no kernel for GPUs: keep its parameters on the CPU")]
+    CpuOnly {
+        /// The optimizer.
+        optimizer: String,
+    },
+    /// A device refused a loss or a norm that the host had not seen, and kept parameters and state as they were.
+    #[error("{optimizer}: the device refused a step, and all after it: {what}")]
+    Refused {
+        /// The optimizer.
+        optimizer: String,
+        /// Why.
+        what: &'static str,
     },
     /// The optimizer follows the loss and got none.
     #[error(

@@ -26,6 +26,7 @@
 
 mod accumulate;
 mod clip;
+pub mod device;
 mod driver;
 mod error;
 mod optimizer;
@@ -39,10 +40,10 @@ mod schedule;
 mod state;
 
 pub use accumulate::Accumulator;
-pub use clip::global_norm;
+pub use clip::{global_norm, global_norm_on_device};
 pub use driver::{Group, Optim};
 pub use error::{Error, Result};
-pub use optimizer::{Optimizer, ParamInfo, StepContext};
+pub use optimizer::{Deferred, Optimizer, ParamInfo, StepContext};
 pub use probe::{Distribution, ParamProbe, Probe};
 pub use registry::{Entry, Registry};
 pub use rule::Info;

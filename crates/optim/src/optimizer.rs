@@ -1,6 +1,7 @@
 //! The face every optimizer shows: an object-safe trait and the context of a step.
 use crate::{Error, Info, Probe, Result, StateDict};
 use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 /// What a step knows beside the gradients.
@@ -88,6 +89,42 @@ impl StepContext {
     }
 }
 
+/// Numbers of a step that a device has computed and the host has not seen: a step with them does not wait for the device.
+///
+/// A loss f with f + c ≤ 0 and a loss or norm that is not finite are then refused on the device: it keeps parameters and
+/// state as they were before that step, for that and every later step, and [`Optimizer::settle`] reports it.
+#[derive(Clone, Debug, Default)]
+pub struct Deferred {
+    /// The loss of the batch, instead of [`StepContext::loss`].
+    pub loss: Option<Tensor>,
+    /// The norm of all gradients and what to clip it to, instead of [`StepContext::clip_norm`].
+    pub clip_norm: Option<(Tensor, f64)>,
+}
+
+impl Deferred {
+    /// With the loss of the batch, a scalar tensor.
+    pub fn loss(self, loss: &Tensor) -> Self {
+        Self { loss: Some(loss.detach()), ..self }
+    }
+    /// With gradients of norm `norm`, a scalar tensor, scaled down to `max`.
+    pub fn clip_norm(self, norm: &Tensor, max: f64) -> Self {
+        Self { clip_norm: Some((norm.detach(), max)), ..self }
+    }
+    /// The same numbers on the host, in `context`. Waits for the device they are on.
+    pub fn read_into(&self, context: StepContext) -> Result<StepContext> {
+        // First to the CPU: not every device has f64.
+        let read = |t: &Tensor| t.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>();
+        let context = match &self.loss {
+            Some(loss) => context.loss(read(loss)?),
+            None => context,
+        };
+        Ok(match &self.clip_norm {
+            Some((norm, max)) => context.clip_norm(read(norm)?, *max),
+            None => context,
+        })
+    }
+}
+
 /// A parameter as the optimizer sees it: for plans and logs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamInfo {
@@ -103,6 +140,15 @@ pub struct ParamInfo {
 pub trait Optimizer: Send {
     /// Updates every parameter that has a gradient. After an error nothing has changed.
     fn step(&mut self, grads: &GradStore, context: &StepContext) -> Result<()>;
+    /// As [`Optimizer::step`], with numbers that are still on the device. On the CPU it is the same step.
+    fn step_deferred(&mut self, grads: &GradStore, context: &StepContext, deferred: &Deferred) -> Result<()> {
+        self.step(grads, &deferred.read_into(*context)?)
+    }
+    /// Waits for the device and returns an error if it refused a deferred step. Call it before trusting what came after,
+    /// for example where metrics are written.
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// What the registry knows about it.
     fn info(&self) -> &'static Info;
     /// Whether a step needs the loss.

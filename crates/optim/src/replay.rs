@@ -20,6 +20,8 @@ pub struct Options {
     pub overrides: Map<String, Value>,
     /// The precision to compute in; f64 unless set.
     pub dtype: Option<DType>,
+    /// The device to compute on; the CPU unless set.
+    pub device: Option<Device>,
 }
 
 /// How far a replay was from its record.
@@ -49,18 +51,20 @@ pub fn replay(registry: &Registry, bytes: &[u8], options: &Options) -> Result<Re
     }
     config.extend(options.overrides.clone());
     let dtype = options.dtype.unwrap_or(DType::F64);
-    let var = Var::from_tensor(
-        &Tensor::from_slice(&record.params, record.params.len(), &Device::Cpu)?.to_dtype(dtype)?,
-    )?;
+    let device = options.device.as_ref().unwrap_or(&Device::Cpu);
+    let tensor = |values: &[f64]| {
+        Tensor::from_slice(values, values.len(), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+    };
+    let var = Var::from_tensor(&tensor(&record.params)?)?;
     let mut optimizer = registry.build(name, vec![("x".into(), var.clone())], &config)?;
 
     let mut comparison = Comparison::default();
     let mut trajectory = Vec::with_capacity(record.lrs.len());
     for (t, (lr, loss)) in record.lrs.iter().zip(&record.losses).enumerate() {
         let mut grads = GradStore::default();
-        grads.insert(&var, Tensor::from_slice(&record.grads[t], var.shape(), &Device::Cpu)?.to_dtype(dtype)?);
+        grads.insert(&var, tensor(&record.grads[t])?);
         optimizer.step(&grads, &StepContext::new().lr(*lr).loss(*loss))?;
-        trajectory.push(var.to_dtype(DType::F64)?.to_vec1()?);
+        trajectory.push(var.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1()?);
     }
     comparison.add("expected", trajectory.iter().flatten(), record.expected.iter().flatten());
     let state = optimizer.state_dict()?.tensors;

@@ -80,6 +80,10 @@ pub trait Scalars: Copy + Debug + Send + Sync + 'static {
     type In<F: Real>: Copy + Debug + Send + Sync;
     /// Rounds every number.
     fn round<F: Real>(self) -> Self::In<F>;
+    /// The names of the numbers, in the order of [`Scalars::values`].
+    const NAMES: &'static [&'static str];
+    /// The numbers, for devices that take them in a table.
+    fn values(&self) -> Vec<f64>;
 }
 
 /// Declares the scalars of a rule: a struct generic over its precision, f64 on the host.
@@ -100,6 +104,10 @@ macro_rules! scalars {
         $vis struct $name<F = f64> { $($(#[$field_doc])* #[allow(missing_docs)] pub $field: F),* }
         impl $crate::rule::Scalars for $name {
             type In<F: $crate::rule::Real> = $name<F>;
+            const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
+            fn values(&self) -> Vec<f64> {
+                vec![$(self.$field),*]
+            }
             fn round<F: $crate::rule::Real>(self) -> $name<F> {
                 $name { $($field: F::from_f64(self.$field)),* }
             }
@@ -178,9 +186,18 @@ pub struct Input {
     /// The momentum a schedule asks for instead of the configured one.
     pub momentum: Option<f64>,
     /// The loss of the batch; always there for rules with [`Rule::NEEDS_LOSS`].
-    pub loss: Option<f64>,
+    pub loss: Option<Loss>,
     /// The sums of [`Rule::reduce`] over all parameters of the step.
     pub sums: [f64; SUMS],
+}
+
+/// The loss of a step, as far as the host knows it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Loss {
+    /// Its value.
+    Known(f64),
+    /// It is still on a device, whose kernel puts in what depends on it.
+    OnDevice,
 }
 
 /// The most state buffers a rule may have.
@@ -209,11 +226,13 @@ pub enum Refusal {
     },
 }
 
-/// √(f + c) for the rules that follow the loss.
-pub fn root_of_loss(loss: Option<f64>, c: f64) -> Result<f64, Refusal> {
-    let loss = loss.ok_or(Refusal::MissingLoss)?;
-    let sum = loss + c;
-    if sum > 0.0 && sum.is_finite() { Ok(sum.sqrt()) } else { Err(Refusal::Loss { loss, c }) }
+/// √(f + c) for the rules that follow the loss; NaN where the device will put it.
+pub fn root_of_loss(loss: Option<Loss>, c: f64) -> Result<f64, Refusal> {
+    match loss.ok_or(Refusal::MissingLoss)? {
+        Loss::OnDevice => Ok(f64::NAN),
+        Loss::Known(loss) if loss + c > 0.0 && (loss + c).is_finite() => Ok((loss + c).sqrt()),
+        Loss::Known(loss) => Err(Refusal::Loss { loss, c }),
+    }
 }
 
 /// An optimizer's arithmetic. Everything else (groups, state, clipping, threads, saving) is the
@@ -232,6 +251,9 @@ pub trait Rule: Debug + Send + Sync + 'static {
     const REDUCES: bool = false;
     /// The fewest and the most state buffers that [`Rule::buffers`] may ask for: kernels are built for these only.
     const BUFFERS: (usize, usize);
+    /// The same arithmetic for GPUs: the text of an `update.h` (see [`device`](crate::device)). A rule without one runs on
+    /// the CPU only.
+    const UPDATE: Option<&'static str> = None;
     /// What [`Rule::observe`] shows, if it shows something.
     const OBSERVED: Option<&'static str> = None;
 
@@ -251,6 +273,11 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// The scalars of a step; `memory` has one number for each name in [`Rule::MEMORY`], 0 at first.
     fn prepare(config: &Self::Config, input: &Input, memory: &mut [f64]) -> Result<Self::Scalars, Refusal>;
+
+    /// The c of √(f + c), for rules that follow the loss.
+    fn loss_offset(_config: &Self::Config) -> f64 {
+        0.0
+    }
 
     /// One element: takes the parameter, its gradient and its buffers, returns the new parameter.
     fn update<F: Real>(s: &<Self::Scalars as Scalars>::In<F>, x: F, g: F, state: &mut [F]) -> F;

@@ -16,6 +16,7 @@
 pub mod bench;
 pub mod compare;
 pub mod data;
+pub mod device;
 pub mod log;
 pub mod numeric;
 pub mod plan;

@@ -400,7 +400,10 @@ fn composed(
                 let new = (kept + (batch.detach() * (share * factor))?)?;
                 Var::from_tensor(running)?.set(&new)?;
             }
-            bn.count_batch()?;
+            // Added on the device, which is not waited for.
+            let count = &bn.num_batches_tracked;
+            let one = Tensor::new(1i64, count.device())?;
+            Var::from_tensor(count)?.set(&(count.detach() + one)?)?;
             (mean, var)
         }
         Statistics::Running => (bn.running_mean.detach(), bn.running_var.detach()),

@@ -5,6 +5,7 @@
 //! Work is cut into chunks of a fixed size, so that results do not depend on the number of threads; wider vectors round
 //! as narrower ones do, so that they do not depend on the CPU either.
 use super::slot::{Buffers, Slot};
+use crate::device::{LANES, PART, PARTS};
 use crate::rule::{Real, Rule, SUMS, Scalars};
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
@@ -13,7 +14,7 @@ use rayon::prelude::*;
 use std::cell::Cell;
 
 /// Elements a task works on: large enough to hide the cost of a task, small enough to share among many cores.
-const CHUNK: usize = 32 * 1024;
+const CHUNK: usize = PARTS * PART;
 /// Below this many elements a parallel region costs more than it saves.
 const SERIAL: usize = 64 * 1024;
 /// Parameters borrowed at once. Borrowing nests calls, so this bounds the stack (about 1 kB each).
@@ -48,6 +49,7 @@ impl<F: Real> ClipIn<F> {
 }
 
 /// The gradient of one parameter: contiguous, and of its shape and dtype.
+#[derive(Clone)]
 pub(super) struct Gradient {
     pub slot: usize,
     pub tensor: Tensor,
@@ -198,43 +200,50 @@ fn step_dtype<E: Element>(
     Ok(())
 }
 
-/// The sums of [`Rule::reduce`] over all parameters, in the fixed order of dtypes and chunks. A parameter at its first
-/// step has no past to compare with and is left out.
+/// The sums of [`Rule::reduce`] over all parameters, in the fixed order of dtypes, parameters and chunks. A parameter at
+/// its first step has no past to compare with and is left out.
 pub(super) fn reduce<R: Rule>(slots: &[Slot], gradients: &[Gradient], clip: Clip) -> Result<[f64; SUMS]> {
-    let mut total = [0.0; SUMS];
-    for partial in [
+    Ok(total([
         reduce_dtype::<f32, R>(slots, gradients, clip)?,
         reduce_dtype::<f64, R>(slots, gradients, clip)?,
         reduce_dtype::<f16, R>(slots, gradients, clip)?,
         reduce_dtype::<bf16, R>(slots, gradients, clip)?,
-    ]
-    .concat()
-    {
-        total.iter_mut().zip(partial).for_each(|(total, share)| *total += share);
+    ]))
+}
+
+/// Adds sums up in their order.
+#[inline(always)]
+pub(super) fn total(sums: impl IntoIterator<Item = [f64; SUMS]>) -> [f64; SUMS] {
+    let mut total = [0.0; SUMS];
+    for sums in sums {
+        total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
     }
-    Ok(total)
+    total
 }
 
 fn reduce_dtype<E: Element, R: Rule>(
     slots: &[Slot],
     gradients: &[Gradient],
     clip: Clip,
-) -> Result<Vec<[f64; SUMS]>> {
+) -> Result<[f64; SUMS]> {
     let mut gradients = of_dtype::<E>(gradients);
     gradients.retain(|(_, g)| slots[g.slot].t > 0);
     let grads: Vec<_> = gradients.iter().map(|(_, g)| g.tensor.storage_and_layout()).collect();
     let params: Vec<_> = gradients.iter().map(|(_, g)| slots[g.slot].var.storage_and_layout()).collect();
     let mut tasks = Vec::new();
-    for (((_, gradient), (grad, grad_layout)), (param, layout)) in gradients.iter().zip(&grads).zip(&params) {
+    for (((of, gradient), (grad, grad_layout)), (param, layout)) in gradients.iter().zip(&grads).zip(&params)
+    {
         let (g, x) = (slice::<E>(grad, grad_layout)?, slice::<E>(param, layout)?);
         let buffers = E::buffers(&slots[gradient.slot].buffers);
         for (chunk, (x, g)) in x.chunks(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
-            tasks.push((x, g, chunk * CHUNK, buffers));
+            tasks.push((of, x, g, chunk * CHUNK, buffers));
         }
     }
     let clip = clip.round();
-    let sums = |(x, g, start, buffers)| sums::<E, R>(clip, x, g, start, buffers);
-    Ok(tasks.into_par_iter().map(sums).collect())
+    let sums = |(of, x, g, start, buffers)| (of, sums::<E, R>(clip, x, g, start, buffers));
+    let chunks: Vec<(&usize, _)> = tasks.into_par_iter().map(sums).collect();
+    let of_gradient = chunks.chunk_by(|a, b| a.0 == b.0).map(|chunks| total(chunks.iter().map(|c| c.1)));
+    Ok(total(of_gradient))
 }
 
 /// The sums over one chunk, whose elements' state begins at `start` of each buffer.
@@ -262,11 +271,9 @@ fn sums_of<E: Element, R: Rule, const B: usize>(
     g: &[E],
     state: [&[E::Compute]; B],
 ) -> [f64; SUMS] {
-    /// Independent lanes, so that the additions of a chunk need not wait for each other.
-    const LANES: usize = 16;
-
+    /// Independent lanes, so that the additions of a part need not wait for each other.
     #[inline(always)]
-    fn body<E: Element, R: Rule, const B: usize>(
+    fn part<E: Element, R: Rule, const B: usize>(
         clip: ClipIn<E::Compute>,
         x: &[E],
         g: &[E],
@@ -294,6 +301,19 @@ fn sums_of<E: Element, R: Rule, const B: usize>(
         }
         lanes.map(|lane| lane.iter().sum())
     }
+    #[inline(always)]
+    fn body<E: Element, R: Rule, const B: usize>(
+        clip: ClipIn<E::Compute>,
+        x: &[E],
+        g: &[E],
+        state: [&[E::Compute]; B],
+    ) -> [f64; SUMS] {
+        total(
+            x.chunks(PART).zip(g.chunks(PART)).enumerate().map(|(i, (x, g))| {
+                part::<E, R, B>(clip, x, g, state.map(|s| &s[i * PART..i * PART + x.len()]))
+            }),
+        )
+    }
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
@@ -318,21 +338,22 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
     fn typed<E: Element>(grad: &Tensor) -> Result<f64> {
         let (storage, layout) = grad.storage_and_layout();
         let data = slice::<E>(&storage, layout)?;
-        let partial = |chunk: &[E]| {
-            let mut lanes = [0.0f64; 8];
-            let mut blocks = chunk.chunks_exact(8);
-            for block in &mut blocks {
+        let part = |part: &[E]| {
+            let mut lanes = [0.0f64; LANES];
+            let (blocks, tail) = part.as_chunks::<LANES>();
+            for block in blocks {
                 for (lane, g) in lanes.iter_mut().zip(block) {
                     let g = g.compute().to_f64();
                     *lane += g * g;
                 }
             }
-            for (lane, g) in lanes.iter_mut().zip(blocks.remainder()) {
+            for (lane, g) in lanes.iter_mut().zip(tail) {
                 let g = g.compute().to_f64();
                 *lane += g * g;
             }
             lanes.iter().sum::<f64>()
         };
+        let partial = |chunk: &[E]| chunk.chunks(PART).map(part).sum::<f64>();
         Ok(if data.len() < SERIAL {
             data.chunks(CHUNK).map(partial).sum()
         } else {

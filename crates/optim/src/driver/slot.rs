@@ -1,6 +1,7 @@
 //! Parameters with their state, whatever the rule: what is here is compiled once, not once a rule.
 use super::Group;
 use super::cpu::Gradient;
+use crate::device::gpu::{Engine, State};
 use crate::state::{Header, ParamScalars, StateDict};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
@@ -9,45 +10,59 @@ use std::collections::BTreeSet;
 
 /// State buffers of one parameter: f64 for f64 parameters, f32 for all others.
 #[derive(Debug)]
-pub(super) enum Buffers {
+pub(crate) enum Buffers {
+    /// On the host.
     F32(Vec<Vec<f32>>),
+    /// On the host.
     F64(Vec<Vec<f64>>),
+    /// On a GPU.
+    Device(State),
 }
 
 impl Buffers {
-    fn zeros(dtype: DType, buffers: usize, elements: usize) -> Self {
-        match dtype {
-            DType::F64 => Self::F64(vec![vec![0.0; elements]; buffers]),
+    fn zeros(engine: Option<&Engine>, dtype: DType, buffers: usize, elements: usize) -> Result<Self> {
+        Ok(match (engine, dtype) {
+            (Some(engine), dtype) => Self::Device(engine.zeros(dtype, buffers, elements)?),
+            (None, DType::F64) => Self::F64(vec![vec![0.0; elements]; buffers]),
             _ => Self::F32(vec![vec![0.0; elements]; buffers]),
-        }
+        })
     }
 
+    /// Fills buffers on the host; a device's kernel starts its own.
     pub(super) fn fill(&mut self, values: &[f64]) {
         match self {
             Self::F32(b) => b.iter_mut().zip(values).for_each(|(b, v)| b.fill(*v as f32)),
             Self::F64(b) => b.iter_mut().zip(values).for_each(|(b, v)| b.fill(*v)),
+            Self::Device(_) => {}
         }
     }
 
     /// All buffers, one after another, in f64.
-    pub(super) fn widened(&self) -> Vec<Vec<f64>> {
-        match self {
+    pub(super) fn widened(&self) -> Result<Vec<Vec<f64>>> {
+        Ok(match self {
             Self::F32(b) => b.iter().map(|b| b.iter().map(|v| f64::from(*v)).collect()).collect(),
             Self::F64(b) => b.clone(),
-        }
+            Self::Device(state) => state.download()?.widened()?,
+        })
     }
 
-    fn tensors(&self, var: &Var) -> candle_core::Result<Vec<Tensor>> {
-        match self {
+    fn tensors(&self, var: &Var) -> Result<Vec<Tensor>> {
+        let tensors: candle_core::Result<_> = match self {
             Self::F32(b) => b.iter().map(|b| Tensor::from_slice(b, var.shape(), &Device::Cpu)).collect(),
             Self::F64(b) => b.iter().map(|b| Tensor::from_slice(b, var.shape(), &Device::Cpu)).collect(),
-        }
+            Self::Device(state) => return state.download()?.tensors(var),
+        };
+        Ok(tensors?)
     }
 
-    fn read(dtype: DType, tensors: &[Tensor]) -> candle_core::Result<Self> {
-        Ok(match dtype {
-            DType::F64 => Self::F64(tensors.iter().map(Tensor::to_vec1).collect::<Result<_, _>>()?),
-            _ => Self::F32(tensors.iter().map(Tensor::to_vec1).collect::<Result<_, _>>()?),
+    fn read(engine: Option<&Engine>, dtype: DType, tensors: &[Tensor]) -> Result<Self> {
+        let host = match dtype {
+            DType::F64 => Self::F64(tensors.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),
+            _ => Self::F32(tensors.iter().map(Tensor::to_vec1).collect::<candle_core::Result<_>>()?),
+        };
+        Ok(match engine {
+            Some(engine) => Self::Device(engine.upload(&host)?),
+            None => host,
         })
     }
 }
@@ -76,14 +91,12 @@ impl Slot {
         group: usize,
         memory: usize,
         names: &'static [&'static str],
+        engine: Option<&Engine>,
     ) -> Result<Self> {
         if !matches!(var.dtype(), DType::F32 | DType::F64 | DType::F16 | DType::BF16) {
             return Err(Error::DType { name, found: var.dtype() });
         }
-        if !var.device().is_cpu() {
-            return Err(Error::Device { name, device: format!("{:?}", var.device().location()) });
-        }
-        let buffers = Buffers::zeros(var.dtype(), names.len(), var.elem_count());
+        let buffers = Buffers::zeros(engine, var.dtype(), names.len(), var.elem_count())?;
         Ok(Self { name, var, group, t: 0, memory: vec![0.0; memory], names, buffers })
     }
 }
@@ -119,6 +132,16 @@ pub(super) fn claim(params: &[(String, Var)], groups: &[Group]) -> Result<Vec<us
         ids.push(var.id());
     }
     Ok(claimed.into_iter().map(|claim| claim.map_or(0, |index| index + 1)).collect())
+}
+
+/// What takes the steps of `params`: nothing but the CPU, or the engine of the one device they are on.
+pub(super) fn engine(params: &[(String, Var)]) -> Result<Option<Engine>> {
+    let Some((_, first)) = params.first() else { return Ok(None) };
+    if let Some((name, var)) = params.iter().find(|(_, var)| !var.device().same_device(first.device())) {
+        let place = |var: &Var| format!("{:?}", var.device().location());
+        return Err(Error::Device { name: name.clone(), device: place(var), expected: place(first) });
+    }
+    if first.device().is_cpu() { Ok(None) } else { Engine::new(first.device()).map(Some) }
 }
 
 /// The gradients of a step in the order of the slots: contiguous, checked, sharing storage with no parameter.
@@ -158,7 +181,13 @@ pub(super) fn save(slots: &[Slot], optimizer: &str, memory: &[&str]) -> Result<S
 }
 
 /// Replaces all state, or nothing and lists every difference.
-pub(super) fn load(slots: &mut [Slot], state: &StateDict, optimizer: &str, memory: &[&str]) -> Result<()> {
+pub(super) fn load(
+    slots: &mut [Slot],
+    engine: Option<&Engine>,
+    state: &StateDict,
+    optimizer: &str,
+    memory: &[&str],
+) -> Result<()> {
     let mut differences = Vec::new();
     let Header { optimizer: saved, params } = &state.header;
     if saved != optimizer {
@@ -204,8 +233,8 @@ pub(super) fn load(slots: &mut [Slot], state: &StateDict, optimizer: &str, memor
     if !differences.is_empty() {
         return Err(Error::State(differences));
     }
-    let buffers = slots.iter().zip(&loaded).map(|(slot, (.., t))| Buffers::read(slot.var.dtype(), t));
-    let buffers = buffers.collect::<candle_core::Result<Vec<_>>>()?;
+    let buffers = slots.iter().zip(&loaded).map(|(slot, (.., t))| Buffers::read(engine, slot.var.dtype(), t));
+    let buffers = buffers.collect::<Result<Vec<_>>>()?;
     for ((slot, (t, memory, _)), buffers) in slots.iter_mut().zip(loaded).zip(buffers) {
         (slot.t, slot.memory, slot.buffers) = (t, memory, buffers);
     }
@@ -214,5 +243,6 @@ pub(super) fn load(slots: &mut [Slot], state: &StateDict, optimizer: &str, memor
 
 /// The elements of a parameter in f64.
 pub(super) fn values(var: &Var) -> Result<Vec<f64>> {
-    Ok(var.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+    // First to the CPU: not every device has f64.
+    Ok(var.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use taper_models::replay as models;
 use taper_optim::replay::{Options, Replayed, replay};
 use taper_train::Registries;
+use taper_train::device::open;
+use taper_train::recipe::Device;
 
 /// Replays another implementation's record and prints how far ours is from it
 ///
@@ -26,6 +28,9 @@ pub struct Args {
     /// The precision to compute in [default: f64 for optimizers, f32 for models]
     #[arg(long, value_enum)]
     dtype: Option<Precision>,
+    /// Where to compute: cpu, cuda, cuda:1, metal
+    #[arg(long, default_value = "cpu", value_parser = |text: &str| Device::try_from(text.to_owned()))]
+    device: Device,
     /// Writes our trajectory of one optimizer record as a safetensors file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -42,7 +47,9 @@ enum Precision {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let registries = Registries::default();
+    let device = open(args.device).map_err(|e| Failure::usage(format!("error: --device: {e}")))?.device;
     let options = Options {
+        device: Some(device.clone()),
         optimizer: args.optimizer.clone(),
         overrides: overrides(&args.set)?,
         dtype: args.dtype.map(|d| match d {
@@ -59,7 +66,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let bytes = std::fs::read(file).map_err(|e| named(e.to_string()))?;
         let (kind, name, abs, rel, tensor) = if models::is_record(&bytes) {
             let dtype = options.dtype.unwrap_or(DType::F32);
-            let r = models::replay(&bytes, &options.overrides, dtype).map_err(|e| named(e.to_string()))?;
+            let r = models::replay_on(&bytes, &options.overrides, dtype, &device)
+                .map_err(|e| named(e.to_string()))?;
             ("model", r.name, r.max_abs_error, r.max_rel_error, r.tensor)
         } else {
             let r = replay(&registries.optimizers, &bytes, &options).map_err(|e| named(e.to_string()))?;

@@ -10,12 +10,13 @@ use super::task::{self, Task};
 use super::timing::Timing;
 use super::{CARRY, Options, Run, RunError, files, folder};
 use crate::data::Provenance;
-use crate::recipe::{Average, Device as Where, Metric, Select};
+use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tracing::info;
 
 impl<'a> Run<'a> {
     /// A run at its start, or where its last checkpoint left it.
@@ -128,14 +129,13 @@ fn tensors(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Result<BTreeMap<Str
     }
 }
 
+/// The device of a recipe; which one `auto` found is said.
 pub(super) fn device(recipe: &Recipe) -> Result<Device, RunError> {
-    match recipe.device {
-        Where::Auto | Where::Cpu => Ok(Device::Cpu),
-        other => {
-            let message = format!("this build of taper computes on the CPU only, found `{other}`");
-            Err(recipe.error_at("device", message).into())
-        }
+    let opened = crate::device::open(recipe.device).map_err(|e| recipe.error_at("device", e))?;
+    if let Some(choice) = opened.choice {
+        info!("{}: {choice}", recipe.name);
     }
+    Ok(opened.device)
 }
 
 /// The figure of merit: the recipe's if the task knows it, else the task's own.

@@ -124,6 +124,7 @@ impl Rule for AdaBeliefRule {
     type Config = AdaBeliefConfig;
     type Scalars = AdaBeliefScalars;
     const BUFFERS: (usize, usize) = (2, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaBeliefConfig)> {

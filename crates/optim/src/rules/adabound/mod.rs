@@ -132,6 +132,7 @@ impl Rule for AdaBoundRule {
     type Config = AdaBoundConfig;
     type Scalars = AdaBoundScalars;
     const BUFFERS: (usize, usize) = (2, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("rate");
 
     fn names() -> Vec<(&'static Info, AdaBoundConfig)> {

@@ -82,6 +82,7 @@ impl Rule for AdaDeltaRule {
     type Config = AdaDeltaConfig;
     type Scalars = AdaDeltaScalars;
     const BUFFERS: (usize, usize) = (2, 2);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaDeltaConfig)> {

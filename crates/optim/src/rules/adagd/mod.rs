@@ -80,6 +80,7 @@ impl Rule for AdaGdRule {
     type Config = AdaGdConfig;
     type Scalars = AdaGdScalars;
     const BUFFERS: (usize, usize) = (2, 2);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const MEMORY: &'static [&'static str] = &["lambda", "theta"];
     const REDUCES: bool = true;
 

@@ -83,6 +83,7 @@ impl Rule for AdaGradRule {
     type Config = AdaGradConfig;
     type Scalars = AdaGradScalars;
     const BUFFERS: (usize, usize) = (1, 1);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdaGradConfig)> {

@@ -147,6 +147,7 @@ impl Rule for AdamRule {
     type Config = AdamConfig;
     type Scalars = AdamScalars;
     const BUFFERS: (usize, usize) = (2, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, AdamConfig)> {

@@ -107,6 +107,7 @@ impl Rule for AegdRule {
     type Config = AegdConfig;
     type Scalars = AegdScalars;
     const BUFFERS: (usize, usize) = (1, 1);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const NEEDS_LOSS: bool = true;
     const OBSERVED: Option<&'static str> = Some("energy");
 
@@ -135,6 +136,10 @@ impl Rule for AegdRule {
             coupled_q: if config.decoupled { 0.0 } else { config.weight_decay },
             keep: if config.decoupled { 1.0 - input.lr * config.weight_decay } else { 1.0 },
         })
+    }
+
+    fn loss_offset(config: &AegdConfig) -> f64 {
+        config.c
     }
 
     #[inline(always)]

@@ -210,6 +210,7 @@ impl Rule for DecGdRule {
     type Config = DecGdConfig;
     type Scalars = DecGdScalars;
     const BUFFERS: (usize, usize) = (2, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const NEEDS_LOSS: bool = true;
     const MEMORY: &'static [&'static str] = &["prev_lr"];
     const OBSERVED: Option<&'static str> = Some("v");
@@ -261,6 +262,10 @@ impl Rule for DecGdRule {
             decoupled: input.lr * decoupled,
             v_floor: config.v_floor.unwrap_or(f64::NEG_INFINITY),
         })
+    }
+
+    fn loss_offset(config: &DecGdConfig) -> f64 {
+        config.c
     }
 
     #[inline(always)]

@@ -102,6 +102,7 @@ impl Rule for PAdamRule {
     type Config = PAdamConfig;
     type Scalars = PAdamScalars;
     const BUFFERS: (usize, usize) = (2, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, PAdamConfig)> {

@@ -147,6 +147,7 @@ impl Rule for RAdamRule {
     type Config = RAdamConfig;
     type Scalars = RAdamScalars;
     const BUFFERS: (usize, usize) = (2, 2);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, RAdamConfig)> {

@@ -97,6 +97,7 @@ impl Rule for RmsPropRule {
     type Config = RmsPropConfig;
     type Scalars = RmsPropScalars;
     const BUFFERS: (usize, usize) = (1, 3);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, RmsPropConfig)> {

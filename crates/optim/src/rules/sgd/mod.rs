@@ -124,6 +124,7 @@ impl Rule for SgdRule {
     type Config = SgdConfig;
     type Scalars = SgdScalars;
     const BUFFERS: (usize, usize) = (0, 1);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
 
     fn names() -> Vec<(&'static Info, SgdConfig)> {
         vec![(&SGD, SgdConfig::default()), (&SGDM, SgdConfig::sgdm()), (&NAG, SgdConfig::nag())]

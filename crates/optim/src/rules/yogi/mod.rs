@@ -98,6 +98,7 @@ impl Rule for YogiRule {
     type Config = YogiConfig;
     type Scalars = YogiScalars;
     const BUFFERS: (usize, usize) = (2, 2);
+    const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVED: Option<&'static str> = Some("denominator");
 
     fn names() -> Vec<(&'static Info, YogiConfig)> {

@@ -1,0 +1,18 @@
+// The arithmetic of Adam, AMSGrad and AdamW; see mod.rs.
+typedef struct {
+  REAL step, beta1, one_minus_beta1, beta2, one_minus_beta2, root_correction, max_correction, eps, l2, keep;
+} Scalars;
+
+FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
+  x = x * s.keep;
+  g = g + s.l2 * x;
+  REAL m = s.beta1 * state[0] + s.one_minus_beta1 * g;
+  REAL v = s.beta2 * state[1] + s.one_minus_beta2 * (g * g);
+  state[0] = m;
+  state[1] = v;
+#if BUFFERS == 3
+  state[2] = at_least(state[2], v * s.max_correction);
+  v = state[2];
+#endif
+  return x - s.step * (m / (root(v) * s.root_correction + s.eps));
+}

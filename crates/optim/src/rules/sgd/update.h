@@ -1,0 +1,14 @@
+// The arithmetic of SGD; see mod.rs.
+typedef struct {
+  REAL lr, momentum, undamped, weight_decay, gradient_share, buffer_share;
+} Scalars;
+
+FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
+  g = g + s.weight_decay * x;
+#if BUFFERS == 1
+  state[0] = s.momentum * state[0] + s.undamped * g;
+  return x - s.lr * (s.gradient_share * g + s.buffer_share * state[0]);
+#else
+  return x - s.lr * g;
+#endif
+}

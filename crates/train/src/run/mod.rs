@@ -222,35 +222,39 @@ impl Run<'_> {
             let State { epoch, batch, .. } = self.state;
             debug!("{}: epoch {} from batch {batch} on, lr {:e}", self.recipe.name, epoch + 1, self.lr());
             self.task.go_to(epoch, batch)?;
+            let mut best = false;
             while let Some(gradient) = self.gather()? {
                 self.update(&gradient)?;
-                let best = self.evaluates_after(self.state.step) && self.evaluate()?;
+                best = self.evaluates_after(self.state.step) && self.evaluate()?;
                 // Nothing is saved between the last step and what the end of its epoch has to say.
-                if self.done() {
+                if gradient.last || self.done() {
                     break;
                 }
-                let stop = self.must_stop();
-                if stop || best || is_due(checkpoints.every_steps, self.state.step) {
-                    self.checkpoint()?;
-                }
-                if stop {
+                if self.pause(best || is_due(checkpoints.every_steps, self.state.step))? {
                     return Ok(Status::Interrupted);
                 }
             }
-            let best = self.end_epoch()?;
+            best |= self.end_epoch()?;
             if self.done() {
                 break;
             }
-            let stop = self.must_stop();
-            if stop || best || is_due(checkpoints.every_epochs, self.state.epoch) {
-                self.checkpoint()?;
-            }
-            if stop {
+            let due = is_due(checkpoints.every_epochs, self.state.epoch)
+                || is_due(checkpoints.every_steps, self.state.step);
+            if self.pause(best || due)? {
                 return Ok(Status::Interrupted);
             }
         }
         self.checkpoint()?;
         Ok(Status::Finished)
+    }
+
+    /// Between two steps: a checkpoint if one is due, or if the run is to stop here, which is returned.
+    fn pause(&mut self, due: bool) -> Result<bool, RunError> {
+        let stop = self.must_stop();
+        if stop || due {
+            self.checkpoint()?;
+        }
+        Ok(stop)
     }
 
     fn done(&self) -> bool {

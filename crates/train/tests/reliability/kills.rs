@@ -1,6 +1,7 @@
 //! Killed at any moment, a run ends as if it had not been.
 use crate::common::{Draw, LSTM, MLP, Net, RESNET, assert_equal, files, message, scratch};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -202,13 +203,17 @@ fn lstm_survives_a_kill_after_every_checkpoint() {
     }
     let metrics = String::from_utf8(whole["metrics.jsonl"].clone()).unwrap();
     let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let steps = lines.iter().filter(|line| line["grad_norm"].is_number()).count();
-    let mut judged: Vec<f64> =
-        lines.iter().filter(|l| l["split"] == "val").map(|l| l["perplexity"].as_f64().unwrap()).collect();
-    judged.pop();
-    let best = |at: &usize| judged[..*at].iter().all(|earlier| judged[*at] < *earlier);
-    // One every four steps, one at every evaluation that is the best so far, and one at the end.
-    assert_eq!(killed, (steps - 1) / 4 + (0..judged.len()).filter(best).count() + 1);
+    let steps = lines.iter().filter(|line| line["grad_norm"].is_number()).count() as u64;
+    let judged: Vec<(u64, f64)> = lines
+        .iter()
+        .filter(|line| line["split"] == "val")
+        .map(|line| (line["step"].as_u64().unwrap(), line["perplexity"].as_f64().unwrap()))
+        .collect();
+    let best = (0..judged.len()).filter(|at| judged[..*at].iter().all(|earlier| judged[*at].1 < earlier.1));
+    // One every four steps, one at every evaluation that is the best so far, one at the end: each step once.
+    let expected: BTreeSet<u64> =
+        (4..steps).step_by(4).chain(best.map(|at| judged[at].0)).chain([steps]).collect();
+    assert_eq!(killed, expected.len());
 }
 
 /// A checkpoint that is written again at its own step: a run whose summary was lost after its end.

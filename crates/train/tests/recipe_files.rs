@@ -48,7 +48,7 @@ impl Names {
     ];
     const MODELS: [(&str, &str); 5] = [
         ("mlp", "hidden"),
-        ("resnet18", ""),
+        ("resnet18", "num_blocks widths conv"),
         ("resnet34", ""),
         ("densenet121", ""),
         ("lstm", "layers emb hidden alpha beta dropout freeze_recurrent"),

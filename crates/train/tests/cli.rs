@@ -63,7 +63,7 @@ fn bad_input_is_located_and_exits_with_2() {
     );
     // f + c ≤ 0 shows only when the first loss is known: about ln 10.
     bad(&format!("{base}optimizer: {{name: decgd, c: -5}}"), &["mine.yaml:4:29", "f + c must be positive"]);
-    bad(&format!("{base}optimizer: {{name: sgd}}\ndevice: cuda"), &["mine.yaml:5:9", "CPU only"]);
+    bad(&format!("{base}optimizer: {{name: sgd}}\ndevice: cuda"), &["mine.yaml:5:9", "no CUDA"]);
 }
 
 #[test]

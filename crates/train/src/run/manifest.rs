@@ -13,7 +13,7 @@ pub(crate) fn manifest(recipe: &Recipe, task: &dyn Task, device: &Device) -> Vec
     let manifest = json!({
         "recipe": recipe.id(),
         "taper": env!("CARGO_PKG_VERSION"),
-        "features": if cfg!(feature = "hub") { vec!["hub"] } else { vec![] },
+        "features": features(),
         "device": format!("{:?}", device.location()).to_lowercase(),
         "cpu_features": features,
         "threads": threads,
@@ -24,6 +24,18 @@ pub(crate) fn manifest(recipe: &Recipe, task: &dyn Task, device: &Device) -> Vec
         serde_json::to_vec_pretty(&manifest).unwrap_or_else(|_| manifest.to_string().into_bytes());
     bytes.push(b'\n');
     bytes
+}
+
+/// The features of this build that are off by default.
+fn features() -> Vec<&'static str> {
+    let known = [
+        ("hub", cfg!(feature = "hub")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("cudnn", cfg!(feature = "cudnn")),
+        ("metal", cfg!(feature = "metal")),
+        ("nccl", cfg!(feature = "nccl")),
+    ];
+    known.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect()
 }
 
 /// The instruction sets that decide which kernels ran: results are equal bit for bit where these are.

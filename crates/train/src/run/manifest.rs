@@ -7,15 +7,15 @@ use tracing::debug;
 
 /// The file's bytes.
 pub(crate) fn manifest(recipe: &Recipe, task: &dyn Task, device: &Device) -> Vec<u8> {
-    let features = cpu_features();
+    let kernels = cpu_features();
     let threads = rayon::current_num_threads();
-    debug!("{}: kernels for {}, {threads} threads", recipe.name, features.join(", "));
+    debug!("{}: kernels for {}, {threads} threads", recipe.name, kernels.join(", "));
     let manifest = json!({
         "recipe": recipe.id(),
         "taper": env!("CARGO_PKG_VERSION"),
         "features": features(),
         "device": format!("{:?}", device.location()).to_lowercase(),
-        "cpu_features": features,
+        "cpu_features": kernels,
         "threads": threads,
         "parameters": task.params().count(),
         "data": task.provenance(),

@@ -2,7 +2,7 @@
 use super::RunError;
 use super::files::hex;
 use super::kill::kill_after;
-use super::tensorboard;
+use super::{progress, tensorboard};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -135,6 +135,12 @@ impl Metrics {
     pub fn last(&self, split: Split, metric: &str) -> Option<(f64, u64)> {
         let record = self.records.iter().rev().find(|record| record.split == split)?;
         Some((*record.values.get(metric)?, record.step))
+    }
+
+    /// The last value of a figure for a line of progress; nothing where it was not measured yet.
+    pub fn shown(&self, split: Split, metric: &str) -> String {
+        let shown = |value| format!("  {} {metric} {}", split.name(), progress::short(metric, value));
+        self.last(split, metric).map(|(value, _)| shown(value)).unwrap_or_default()
     }
 
     fn flush(&mut self) -> Result<(), RunError> {

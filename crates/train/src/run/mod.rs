@@ -351,8 +351,10 @@ impl Run<'_> {
         self.state.step = step;
 
         let (raw, lr, epochs) = (batch.raw, self.optimizers.lr() * scheduled, self.epochs);
+        let (metrics, metric) = (&self.metrics, self.metric);
         self.progress.step(step, self.steps, || {
-            format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}", progress::short("loss", raw))
+            let measured = [Split::Val, Split::Test].map(|split| metrics.shown(split, metric)).concat();
+            format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}{measured}", progress::short("loss", raw))
         });
         self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
         if is_due(Some(train.log_every), step) {
@@ -388,12 +390,8 @@ impl Run<'_> {
         self.state.batch = 0;
 
         let mut line = format!("epoch {epoch}/{}", self.epochs);
-        for split in [Split::Train, Split::Val, Split::Test] {
-            let metric = if split == Split::Train { "loss" } else { self.metric };
-            if let Some((value, _)) = self.metrics.last(split, metric) {
-                line += &format!("  {} {metric} {}", split.name(), progress::short(metric, value));
-            }
-        }
+        line += &self.metrics.shown(Split::Train, "loss");
+        line += &[Split::Val, Split::Test].map(|split| self.metrics.shown(split, self.metric)).concat();
         self.progress.line(&line);
         self.timing.line(epoch, step)?;
         Ok(best)

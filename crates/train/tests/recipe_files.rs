@@ -46,8 +46,9 @@ impl Names {
         ("adabelief", "amsgrad beta1 beta2 eps fixed_decay rectify weight_decay weight_decouple"),
         ("aegd", "c weight_decay"),
     ];
-    const MODELS: [(&str, &str); 5] = [
+    const MODELS: [(&str, &str); 6] = [
         ("mlp", "hidden"),
+        ("resnet", "num_blocks widths conv"),
         ("resnet18", "num_blocks widths conv"),
         ("resnet34", ""),
         ("densenet121", ""),

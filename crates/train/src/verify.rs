@@ -168,8 +168,11 @@ fn notes(folder: &Path, again: &Path) -> Result<Vec<String>, RunError> {
     if then.data.content != now.data.content {
         notes.push("the data is not the data of the run: nothing can be expected to be equal".to_owned());
     }
-    if then.cpu_features != now.cpu_features || then.device != now.device {
-        let name = |m: &folder::Manifest| format!("{} {}", m.device, m.cpu_features.join(" "));
+    let machine = |m: &folder::Manifest| (m.cpu_features.clone(), m.kernels.clone(), m.device.clone());
+    if machine(&then) != machine(&now) {
+        let name = |m: &folder::Manifest| {
+            format!("{} ({}) with {} kernels", m.device, m.cpu_features.join(" "), m.kernels)
+        };
         let (then, now) = (name(&then), name(&now));
         notes.push(format!("trained on {then}, verified on {now}: other kernels, so bits may differ"));
     }

@@ -16,6 +16,7 @@ pub(crate) struct Manifest {
     pub taper: String,
     pub device: String,
     pub cpu_features: Vec<String>,
+    pub kernels: String,
     pub data: data::Provenance,
 }
 

@@ -7,15 +7,16 @@ use tracing::debug;
 
 /// The file's bytes.
 pub(crate) fn manifest(recipe: &Recipe, task: &dyn Task, device: &Device) -> Vec<u8> {
-    let kernels = cpu_features();
+    let kernels = taper_models::instruction_set();
     let threads = rayon::current_num_threads();
-    debug!("{}: kernels for {}, {threads} threads", recipe.name, kernels.join(", "));
+    debug!("{}: kernels for {kernels}, {threads} threads", recipe.name);
     let manifest = json!({
         "recipe": recipe.id(),
         "taper": env!("CARGO_PKG_VERSION"),
         "features": features(),
         "device": format!("{:?}", device.location()).to_lowercase(),
-        "cpu_features": kernels,
+        "cpu_features": cpu_features(),
+        "kernels": kernels,
         "threads": threads,
         "parameters": task.params().count(),
         "data": task.provenance(),

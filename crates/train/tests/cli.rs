@@ -177,3 +177,50 @@ fn optimizers_and_replay_speak_json() {
     refused(&["replay", "README.md"], &["README.md"]);
     refused(&["optimizers", "decdg"], &["did you mean `decgd`?"]);
 }
+
+#[test]
+fn a_run_does_not_go_on_with_other_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("words.txt");
+    std::fs::write(&text, "the cat sat on the mat and the dog sat on the cat\n".repeat(9)).unwrap();
+    let path = text.to_str().unwrap();
+    // The budget ends the first session after a step.
+    let mine = recipe(
+        folder.path(),
+        &format!(
+            "data: {{name: text, train: {path}, valid: {path}, test: {path}, batch_size: 2, eval_batch_size: 2}}\n\
+             model: {{name: lstm, layers: 1, emb: 4}}\noptimizer: {{name: sgd}}\n\
+             train: {{epochs: 2, bptt: {{length: 5}}, budget: {{seconds: 1e-9}}}}\n"
+        ),
+    );
+    let runs = folder.path().join("runs");
+    let args = ["train", &mine, "--runs", runs.to_str().unwrap()];
+    let first = run(&args);
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    let before = std::fs::read_to_string(&text).unwrap();
+    std::fs::write(&text, before.replacen("cat", "cow", 1)).unwrap();
+    let second = run(&args);
+    let message = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{message}");
+    assert!(message.contains("manifest.json: the run began with other data"), "{message}");
+    std::fs::write(&text, before).unwrap();
+    assert!(run(&args).status.success());
+}
+
+#[test]
+fn results_say_what_their_data_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(
+        folder.path(),
+        "data: {name: synthetic-text, vocab: 20, branching: 4, skew: 0, train: 200, valid: 50, test: 50, batch_size: 2, eval_batch_size: 1}\n\
+         model: {name: lstm, layers: 1, emb: 4}\noptimizer: {name: sgd}\ntrain: {steps: 2, bptt: {length: 5}}\n",
+    );
+    let runs = folder.path().join("runs");
+    let args = ["train", &mine, "--runs", runs.to_str().unwrap()];
+    // Also of a run that was finished before.
+    for _ in 0..2 {
+        let output = run(&args);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains("synthetic-text has an entropy of 1.3863 nats a word"), "{message}");
+    }
+}

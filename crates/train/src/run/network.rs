@@ -5,8 +5,8 @@ use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
 use crate::data::{
-    self, Data, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
-    TextStream,
+    self, Data, DataError, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search,
+    SplitSize, TextStream,
 };
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
 use candle_core::{DType, Device, Tensor};
@@ -310,11 +310,18 @@ impl Source {
                 };
                 let Bptt { length, half, std, min } = *bptt;
                 let lengths = Lengths { base: length, half, deviation: std, least: min };
-                let eval = section.eval_batch_size;
+                let judged = |words| {
+                    TextStream::new(words, section.eval_batch_size).map_err(|e| match e {
+                        DataError::Option { dataset, message, .. } => {
+                            DataError::option(&dataset, "eval_batch_size", message)
+                        }
+                        e => e,
+                    })
+                };
                 Ok(Self::Text {
                     train: TextStream::new(text.train, section.batch_size)?,
-                    val: TextStream::new(text.valid, eval)?,
-                    test: TextStream::new(text.test, eval)?,
+                    val: judged(text.valid)?,
+                    test: judged(text.test)?,
                     lengths,
                 })
             }

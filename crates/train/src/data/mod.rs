@@ -43,6 +43,7 @@ pub use augment::{Augment, Mix, Normalize};
 pub use digest::Content;
 pub use error::{DataError, Mismatch};
 pub use files::Source;
+pub(crate) use files::hex;
 pub use images::{Images, Shape};
 pub use pipeline::{ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
 pub use registry::{DataRegistry, Dataset, Description, OptionDoc, options};

@@ -1,6 +1,7 @@
 //! Files that are whole or not there: written beside their place, synced, renamed, and the folder synced.
 use super::RunError;
 use super::kill::kill_point;
+use crate::data::hex;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -9,11 +10,6 @@ use std::path::Path;
 /// The SHA-256 of some bytes in hexadecimal.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
-}
-
-/// Bytes as lowercase hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Writes and syncs a file that nobody knows yet; `point` is where a test may end the process before the sync.

@@ -1,8 +1,8 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
 use super::RunError;
-use super::files::hex;
 use super::kill::kill_after;
 use super::{progress, tensorboard};
+use crate::data::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

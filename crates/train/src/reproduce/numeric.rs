@@ -96,10 +96,15 @@ impl Curve {
         self.values.windows(2).filter(|pair| pair[1] > pair[0]).count()
     }
 
+    /// What the starting value is rounded to: below it, values of the function say little.
+    fn rounding(&self) -> f64 {
+        self.values.first().copied().unwrap_or(0.0) * f64::EPSILON
+    }
+
     /// The largest factor by which the value came back up from its least so far, and the iteration, as long as it is
     /// above the rounding of the start.
     fn rebound(&self) -> (f64, usize) {
-        let floor = self.values.first().copied().unwrap_or(0.0) * f64::EPSILON;
+        let floor = self.rounding();
         let (mut least, mut worst) = (f64::INFINITY, (1.0, 0));
         for (iteration, value) in self.values.iter().enumerate() {
             least = least.min(*value);
@@ -248,6 +253,7 @@ fn oscillation(curves: &[Curve]) -> Table {
         "at iteration",
         "least value",
     ])
+    .text(&["optimizer"])
     .caption("Oscillation: how often the value rose, and how far from its least so far");
     for curve in curves {
         let (factor, at) = curve.rebound();
@@ -286,8 +292,13 @@ fn faster(curves: &[&Curve]) -> (Verdict, String) {
         let ends_below = first.last().is_some_and(|(ours, theirs)| ours < theirs);
         holds &= first.len() == CLAIMED && ends_below && below * 100 >= first.len() * 99;
         let overtaken = both.iter().position(|(ours, theirs)| theirs < ours);
-        let later =
-            overtaken.map_or("Adam never overtakes".to_owned(), |at| format!("Adam overtakes at {}", at + 1));
+        let later = match overtaken {
+            None => "Adam never overtakes".to_owned(),
+            Some(at) if both[at].0 <= curve.rounding() => {
+                format!("Adam overtakes at {}, both below the rounding of the start", at + 1)
+            }
+            Some(at) => format!("Adam overtakes at {}", at + 1),
+        };
         parts.push(format!("{}: below at {below} of {} iterations, {later}", curve.label, first.len()));
     }
     // What a rate that suits the function does for Adam: the claim's other side.

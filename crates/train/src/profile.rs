@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use taper_models::trace::TARGET;
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::layer::{Context, SubscriberExt};
@@ -166,6 +167,11 @@ impl Profile {
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Profile {
+    /// Spans of ops are traces, whatever level of events is shown.
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::TRACE)
+    }
+
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id).filter(|span| span.metadata().target() == TARGET) else { return };
         let mut open = Open::default();

@@ -224,3 +224,27 @@ fn results_say_what_their_data_was() {
         assert!(message.contains("synthetic-text has an entropy of 1.3863 nats a word"), "{message}");
     }
 }
+
+#[test]
+fn a_profile_shows_where_the_time_went() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(
+        folder.path(),
+        "data: {name: synthetic-images, train: 256, test: 64}\nmodel: {name: mlp, hidden: [8]}\n\
+         optimizer: {name: decgd}\ntrain: {epochs: 1}\n",
+    );
+    let (runs, trace) = (folder.path().join("runs"), folder.path().join("trace.json"));
+    let profile = format!("--profile={}", trace.display());
+    let output = run(&["train", &mine, "--runs", runs.to_str().unwrap(), &profile]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    for part in ["| linear", "| optimizer", "| evaluation", "2 steps of", "epoch 1/1"] {
+        assert!(message.contains(part), "expected `{part}` in:\n{message}");
+    }
+    // A list without its end, which viewers accept.
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let events: serde_json::Value =
+        serde_json::from_str(&format!("{}]", text.trim_end().trim_end_matches(','))).unwrap();
+    let named = |name: &str| events.as_array().unwrap().iter().filter(|e| e["name"] == name).count();
+    assert_eq!((named("step"), named("optimizer"), named("checkpoint")), (2, 2, 1), "{text}");
+}

@@ -16,6 +16,8 @@ pub(crate) struct Manifest {
     pub taper: String,
     pub device: String,
     pub cpu_features: Vec<String>,
+    /// Empty where an earlier version did not say.
+    #[serde(default)]
     pub kernels: String,
     pub data: data::Provenance,
 }

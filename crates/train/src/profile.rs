@@ -6,7 +6,7 @@ use crate::log::Lines;
 use crate::table::Table;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +20,13 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// The span of an evaluation: what happens inside is no part of a step and is counted as one row.
 pub(crate) const EVALUATION: &str = "evaluation";
+
+/// Ends the list; a further event would overwrite the end.
+fn close(trace: &mut BufWriter<File>) -> std::io::Result<()> {
+    const END: &str = "\n]\n";
+    trace.write_all(END.as_bytes())?;
+    trace.seek_relative(-(END.len() as i64))
+}
 
 /// A profiler of this process.
 #[derive(Clone)]
@@ -86,8 +93,11 @@ impl Profile {
     pub fn install(trace: Option<&Path>, level: Level) -> Result<Self, String> {
         let open = |path: &Path| {
             let mut file = BufWriter::new(File::create(path)?);
-            // A list whose end may be missing: viewers accept it, so that an interrupted run leaves a trace too.
-            writeln!(file, "[")?;
+            // Events follow, each after its comma; viewers accept a list without end, so that an interrupted run leaves
+            // a trace too.
+            let name =
+                serde_json::json!({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "taper"}});
+            write!(file, "[\n{name}")?;
             Ok(file)
         };
         let failed = |path: &Path, e: std::io::Error| format!("{}: {e}", path.display());
@@ -127,7 +137,7 @@ impl Profile {
     pub fn table(&self, peak: f64) -> String {
         let mut state = self.state();
         if let Some(trace) = &mut state.trace
-            && let Err(e) = trace.flush()
+            && let Err(e) = close(trace)
         {
             eprintln!("warning: the trace is not complete: {e}");
         }
@@ -214,7 +224,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Pr
                 "tid": 1, "ts": start, "dur": lasted.as_secs_f64() * 1e6, "args": {"flops": open.flops},
             });
             // A full disk ends the trace and not the training; the table's reader is told.
-            let _ = writeln!(trace, "{event},");
+            let _ = write!(trace, ",\n{event}");
         }
         if evaluates {
             return;

@@ -43,34 +43,69 @@ impl<'a, T> Mat<'a, T> {
 /// # Panics
 /// If the shapes do not fit or `c` is too short.
 pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
+    let (m, n) = (a.rows, b.cols);
+    assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
+    // SAFETY: the extent of `c` has been checked, and it is borrowed mutably, so it overlaps neither operand.
+    unsafe { multiply(isa, a, b, (c.as_mut_ptr(), ldc), add) }
+}
+
+/// A B as a new row-major matrix.
+///
+/// It is written into memory that was never cleared: zeroing a gradient of megabytes first costs as much as one more pass
+/// of the optimizer over it.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
+    let len = a.rows * b.cols;
+    let mut c: Vec<T> = Vec::with_capacity(len);
+    // SAFETY: `c` has room for `len` elements, every one of which is written and none of which is read before.
+    unsafe {
+        multiply(isa, a, b, (c.as_mut_ptr(), b.cols), false);
+        c.set_len(len);
+    }
+    c
+}
+
+/// C = A B, which does not read C, or C += A B.
+///
+/// # Panics
+/// If the shapes do not fit.
+///
+/// # Safety
+/// Rows of `b.cols` elements, `ldc` apart, are valid at `c` and overlap neither operand.
+unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, (c, ldc): (*mut T, usize), add: bool) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
     assert_eq!(k, b.rows, "inner dimensions");
-    assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
     if m == 0 || n == 0 {
         return;
     }
     #[cfg(target_arch = "x86_64")]
     if isa.of::<T>() == Isa::Avx512 && fits(m, n, k) {
-        let (am, cm) = ((super::as_f32(a.data), a.rs, a.cs), (super::as_f32_mut(c), ldc));
+        let (am, cm) = ((super::as_f32(a.data), a.rs, a.cs), (c.cast::<f32>(), ldc));
         if b.cs == 1 {
-            return blocked((m, n, k), am, (super::as_f32(b.data), b.rs, super::simd::PANEL), cm, add);
+            let bm = (super::as_f32(b.data), b.rs, super::simd::PANEL);
+            // SAFETY: the constructors of `Mat` have checked A and B, the caller promises C, and T is f32.
+            return unsafe { blocked((m, n, k), am, bm, cm, add) };
         }
         // Turning B costs as much as a few rows of the product.
         if b.rs == 1 && m >= 16 {
             let packed = super::simd::panels_of_transposed((n, k), (super::as_f32(b.data), b.cs));
-            return blocked((m, n, k), am, (&packed, super::simd::PANEL, k * super::simd::PANEL), cm, add);
+            let bm = (&*packed, super::simd::PANEL, k * super::simd::PANEL);
+            // SAFETY: as above.
+            return unsafe { blocked((m, n, k), am, bm, cm, add) };
         }
     }
     let _ = isa;
     let parallelism = if m * n * k < 200_000 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) };
-    // SAFETY: the constructors of `Mat` and the assertion above have checked every extent; `c` is borrowed
-    // mutably, so it overlaps neither operand.
+    // SAFETY: the constructors of `Mat` have checked every extent of A and B, and the caller promises C's. Without `add`
+    // C is not read.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            c.as_mut_ptr(),
+            c,
             1,
             ldc as isize,
             add,
@@ -80,7 +115,7 @@ pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, ad
             b.data.as_ptr(),
             b.cs as isize,
             b.rs as isize,
-            T::ONE,
+            if add { T::ONE } else { T::ZERO },
             T::ONE,
             false,
             false,
@@ -90,51 +125,6 @@ pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, ad
     }
 }
 
-/// A B as a new row-major matrix.
-///
-/// Large results are written into memory that was never cleared: zeroing a gradient of megabytes first costs as
-/// much as one more pass of the optimizer over it.
-///
-/// # Panics
-/// If the shapes do not fit.
-pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
-    let (m, n, k) = (a.rows, b.cols, a.cols);
-    assert_eq!(k, b.rows, "inner dimensions");
-    if m * n < 1 << 18 || k == 0 {
-        let mut c = vec![T::ZERO; m * n];
-        gemm(isa, a, b, &mut c, n, false);
-        return c;
-    }
-    let mut c: Vec<T> = Vec::with_capacity(m * n);
-    // SAFETY: the constructors of `Mat` have checked the operands' extents, and `c` has room for m·n elements,
-    // every one of which is written: it is not read, and k > 0.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            1,
-            n as isize,
-            false,
-            a.data.as_ptr(),
-            a.cs as isize,
-            a.rs as isize,
-            b.data.as_ptr(),
-            b.cs as isize,
-            b.rs as isize,
-            T::ZERO,
-            T::ONE,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
-        );
-        c.set_len(m * n);
-    }
-    c
-}
-
 /// Whether our kernel, which does not pack, beats the `gemm` crate: while B stays in the cache.
 #[cfg(target_arch = "x86_64")]
 fn fits(m: usize, n: usize, k: usize) -> bool {
@@ -142,26 +132,27 @@ fn fits(m: usize, n: usize, k: usize) -> bool {
 }
 
 /// The AVX-512 kernel over blocks of rows and panels of 64 columns.
+///
+/// # Safety
+/// AVX-512F is there, the three matrices are valid for those strides, and C overlaps neither A nor B.
 #[cfg(target_arch = "x86_64")]
-fn blocked(
+unsafe fn blocked(
     (m, n, k): (usize, usize, usize),
     (a, rsa, csa): (&[f32], usize, usize),
     (b, ldb, panel): (&[f32], usize, usize),
-    (c, ldc): (&mut [f32], usize),
+    (c, ldc): (*mut f32, usize),
     add: bool,
 ) {
     use super::simd::{Into, PANEL, sgemm};
     let into = if add { Into::Add } else { Into::Set };
     if m * n * k < 200_000 {
-        // SAFETY: `gemm` has checked the extents and the instruction set.
-        return unsafe {
-            sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, panel), (c.as_mut_ptr(), ldc), into)
-        };
+        // SAFETY: the caller's promise.
+        return unsafe { sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, panel), (c, ldc), into) };
     }
     // About two blocks of rows when there are few.
     let block = if m >= 192 { 96 } else { m.div_ceil(12) * 6 };
     let (blocks, panels) = (m.div_ceil(block), n.div_ceil(PANEL));
-    let c = Shared::new(c);
+    let c = Shared::at_address(c);
     par(blocks * panels, |task| {
         let (i, j) = (task % blocks * block, task / blocks * PANEL);
         // SAFETY: as above; every task writes a block of C of its own.

@@ -178,6 +178,11 @@ impl<T> Shared<T> {
         Self(slice.as_mut_ptr())
     }
 
+    /// Of memory that may not be initialised and outlives the parallel region.
+    pub fn at_address(start: *mut T) -> Self {
+        Self(start)
+    }
+
     /// The address of element `i`. (A method, so that closures capture the wrapper and not its field.)
     ///
     /// # Safety

@@ -156,28 +156,34 @@ pub unsafe fn sgemm(
 }
 
 /// The panels of B for [`sgemm`] from its transpose: `n` rows of `k` numbers, rows `stride` apart. Row `p` of panel `j`
-/// lies at `(j k + p) 64`; columns beyond `n` are zero.
+/// lies at `(j k + p) 64`; of columns beyond `n` those in the same 16 are zero, the others are not written.
 ///
 /// Whoever calls this has seen AVX-512.
 pub fn panels_of_transposed((n, k): (usize, usize), (rows, stride): (&[f32], usize)) -> Buf<f32> {
     assert!(n == 0 || k == 0 || rows.len() >= (n - 1) * stride + k, "matrix beyond its slice");
     let mut packed = Buf::dirty(n.div_ceil(PANEL) * k * PANEL);
     let out = Shared::new(&mut packed);
-    // A task turns 16 columns of the panels.
-    par(n.div_ceil(PANEL) * PANEL / 16, |task| {
+    // A task turns 16 columns of the panels; vectors of a panel that begin beyond `n` are never read.
+    par(n.div_ceil(16), |task| {
         let n0 = task * 16;
         let to = n0 / PANEL * k * PANEL + n0 % PANEL;
+        let height = (n - n0).min(16);
         for p in (0..k).step_by(16) {
-            // SAFETY: whole blocks lie inside both matrices; tasks write columns of their own.
+            let width = (k - p).min(16);
+            // SAFETY: the block lies inside both matrices; tasks write columns of their own.
             unsafe {
-                if n0 + 16 <= n && p + 16 <= k {
+                if height == 16 && width == 16 {
                     transpose16(rows.as_ptr().add(n0 * stride + p), stride, out.at(to + p * PANEL), PANEL);
                     continue;
                 }
-                for q in p..k.min(p + 16) {
-                    for (j, out) in out.slice(to + q * PANEL, 16).iter_mut().enumerate() {
-                        *out = if n0 + j < n { rows[(n0 + j) * stride + q] } else { 0.0 };
-                    }
+                let (mut block, mut turned) = ([[0.0; 16]; 16], [[0.0; 16]; 16]);
+                for (i, row) in block.iter_mut().take(height).enumerate() {
+                    let at = (n0 + i) * stride + p;
+                    row[..width].copy_from_slice(&rows[at..at + width]);
+                }
+                transpose16(block.as_ptr().cast(), 16, turned.as_mut_ptr().cast(), 16);
+                for (q, row) in turned.iter().take(width).enumerate() {
+                    out.slice(to + (p + q) * PANEL, 16).copy_from_slice(row);
                 }
             }
         }

@@ -301,36 +301,31 @@ fn sums_of<E: Element, R: Rule, const B: usize>(
         }
         lanes.map(|lane| lane.iter().sum())
     }
-    #[inline(always)]
-    fn body<E: Element, R: Rule, const B: usize>(
-        clip: ClipIn<E::Compute>,
-        x: &[E],
-        g: &[E],
-        state: [&[E::Compute]; B],
-    ) -> [f64; SUMS] {
-        total(
-            x.chunks(PART).zip(g.chunks(PART)).enumerate().map(|(i, (x, g))| {
+    vectorized(
+        #[inline(always)]
+        || {
+            total(x.chunks(PART).zip(g.chunks(PART)).enumerate().map(|(i, (x, g))| {
                 part::<E, R, B>(clip, x, g, state.map(|s| &s[i * PART..i * PART + x.len()]))
-            }),
-        )
-    }
+            }))
+        },
+    )
+}
+
+/// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
+#[inline(always)]
+fn vectorized<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn wide<E: Element, R: Rule, const B: usize>(
-            clip: ClipIn<E::Compute>,
-            x: &[E],
-            g: &[E],
-            state: [&[E::Compute]; B],
-        ) -> [f64; SUMS] {
-            body::<E, R, B>(clip, x, g, state)
+        fn wide<T>(f: impl FnOnce() -> T) -> T {
+            f()
         }
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-            return unsafe { wide::<E, R, B>(clip, x, g, state) };
+            return unsafe { wide(f) };
         }
     }
-    body::<E, R, B>(clip, x, g, state)
+    f()
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.
@@ -338,7 +333,8 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
     fn typed<E: Element>(grad: &Tensor) -> Result<f64> {
         let (storage, layout) = grad.storage_and_layout();
         let data = slice::<E>(&storage, layout)?;
-        let part = |part: &[E]| {
+        #[inline(always)]
+        fn part<E: Element>(part: &[E]) -> f64 {
             let mut lanes = [0.0f64; LANES];
             let (blocks, tail) = part.as_chunks::<LANES>();
             for block in blocks {
@@ -352,8 +348,13 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
                 *lane += g * g;
             }
             lanes.iter().sum::<f64>()
+        }
+        let partial = |chunk: &[E]| {
+            vectorized(
+                #[inline(always)]
+                || chunk.chunks(PART).map(part).sum::<f64>(),
+            )
         };
-        let partial = |chunk: &[E]| chunk.chunks(PART).map(part).sum::<f64>();
         Ok(if data.len() < SERIAL {
             data.chunks(CHUNK).map(partial).sum()
         } else {

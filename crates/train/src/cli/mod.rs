@@ -156,10 +156,11 @@ pub fn main() -> ExitCode {
     if !args.command.profiles() {
         taper_train::log::to_stderr(args.common.level());
     }
-    if let Some(threads) = args.common.threads
-        && let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()
-    {
-        eprintln!("error: --threads {threads}: {e}");
+    // This thread is one of the pool's: a region that it opens costs no hand-over to another thread and back. Nobody else
+    // may wait for the pool while this thread waits for them: with one thread there is no other worker.
+    let threads = args.common.threads.unwrap_or(0);
+    if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global() {
+        eprintln!("error: {threads} threads: {e}");
         return ExitCode::FAILURE;
     }
     let result = match args.command {

@@ -17,7 +17,7 @@ pub struct DenseNetConfig {
     pub growth: usize,
     /// Share of the channels that a transition keeps. Defaults to 0.5.
     pub reduction: f64,
-    /// Whether convolutions may round more to be faster. Defaults to exact.
+    /// Whether convolutions may round more to be faster. Defaults to fast.
     pub conv: Precision,
     /// Initial scales of the normalisations. Defaults to ones.
     pub bn_scale_init: ScaleInit,

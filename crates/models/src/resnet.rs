@@ -41,7 +41,7 @@ pub struct ResNetConfig {
     pub block: BlockKind,
     /// Defaults to cifar.
     pub stem: Stem,
-    /// Whether convolutions may round more to be faster. Defaults to exact.
+    /// Whether convolutions may round more to be faster. Defaults to fast.
     pub conv: Precision,
     /// Initial scales of the normalisations. Defaults to ones.
     pub bn_scale_init: ScaleInit,

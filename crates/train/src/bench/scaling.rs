@@ -1,7 +1,9 @@
 //! How the cost of a step grows with the size of its parts.
 use super::step::Workload;
 use super::{Case, Sides, measure};
-use serde_json::{Value, json};
+use crate::plot::{Chart, Picture, Scale, Series as Line, Sheet};
+use crate::table::Table;
+use serde::{Deserialize, Serialize};
 
 /// One part of a workload, and the sizes it takes.
 pub struct Series {
@@ -45,10 +47,10 @@ fn point(series: &Series, size: usize) -> String {
 }
 
 /// What a series showed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Growth {
     /// The series.
-    pub name: &'static str,
+    pub series: String,
     /// Threads it ran on.
     pub threads: usize,
     /// Size and seconds of each point.
@@ -65,7 +67,7 @@ impl Growth {
                 points.push((*size, measure(case, sides)?.seconds()));
             }
         }
-        Ok(Self { name: series.name, threads: sides.threads, points })
+        Ok(Self { series: series.name.to_owned(), threads: sides.threads, points })
     }
 
     /// The exponent p of the least-squares fit seconds = c sizeᵖ.
@@ -77,14 +79,52 @@ impl Growth {
     pub fn exponent_above(&self) -> f64 {
         slope(&self.points[self.points.len() / 2..])
     }
+}
 
-    /// One object.
-    pub fn json(&self) -> Value {
-        json!({
-            "series": self.name, "threads": self.threads, "points": self.points,
-            "exponent": self.exponent(), "exponent_above": self.exponent_above(),
-        })
+/// Times and exponents, a line for each.
+pub fn table(results: &[Growth]) -> String {
+    let mut table = Table::new(["series", "threads", "size: ms", "exponent", "upper half"]);
+    for growth in results {
+        let points: Vec<_> =
+            growth.points.iter().map(|(size, s)| format!("{size}: {:.2}", s * 1e3)).collect();
+        table.row([
+            growth.series.clone(),
+            growth.threads.to_string(),
+            points.join(", "),
+            format!("{:.2}", growth.exponent()),
+            format!("{:.2}", growth.exponent_above()),
+        ]);
     }
+    table.markdown()
+}
+
+/// The time of a step over the size of what grows, on logarithmic axes, as SVG.
+pub fn picture(results: &[Growth]) -> String {
+    let mut charts: Vec<Chart> = Vec::new();
+    for growth in results {
+        let title = format!("{}: seconds a step", growth.series);
+        let line = Line::line(
+            &format!("{} thread{}", growth.threads, if growth.threads == 1 { "" } else { "s" }),
+            growth.threads,
+            growth.points.iter().map(|(size, seconds)| (*size as f64, *seconds)).collect(),
+        );
+        let fit = format!("{}: grows as size to the power {:.2}.", line.label, growth.exponent());
+        match charts.iter_mut().find(|chart| chart.title == title) {
+            Some(chart) => {
+                chart.text = format!("{} {fit}", chart.text);
+                chart.series.push(line);
+            }
+            None => {
+                let size = growth.series.rsplit(' ').next().unwrap_or_default();
+                let mut chart = Chart::new(&title, &fit, size, "");
+                (chart.x_scale, chart.y_scale) = (Scale::Log, Scale::Log);
+                chart.series.push(line);
+                charts.push(chart);
+            }
+        }
+    }
+    let pictures = charts.into_iter().map(Picture::Chart).collect();
+    Sheet { title: "How the time of a step grows".into(), pictures, columns: 2 }.svg()
 }
 
 fn slope(points: &[(usize, f64)]) -> f64 {
@@ -102,8 +142,18 @@ mod tests {
     #[test]
     fn a_power_law_is_found_again() {
         let points = [8, 16, 32, 64].map(|n| (n, 0.003 * (n as f64).powf(1.5))).to_vec();
-        let growth = Growth { name: "x", threads: 1, points };
+        let growth = Growth { series: "x".into(), threads: 1, points };
         // A few dozen roundings of logarithms below 10.
         assert!((growth.exponent() - 1.5).abs() < 1e-12 && (growth.exponent_above() - 1.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn results_are_shown_with_their_exponents() {
+        let line =
+            r#"{"series": "mlp batch", "threads": 2, "points": [[8, 0.001], [16, 0.002], [32, 0.004]]}"#;
+        let results: Vec<Growth> = vec![serde_json::from_str(line).unwrap()];
+        assert!(table(&results).contains("| 8: 1.00, 16: 2.00, 32: 4.00 |"), "{}", table(&results));
+        let svg = picture(&results);
+        assert!(svg.contains("grows as size to the power 1.00") && svg.contains("2 threads"), "{svg}");
     }
 }

@@ -2,7 +2,7 @@ use super::{Common, Failure};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use taper_train::bench::scaling::{Growth, SERIES};
+use taper_train::bench::scaling::{self, Growth, SERIES};
 use taper_train::bench::{self, BenchError, Case, Sides, measure, select};
 use taper_train::profile::Profile;
 use taper_train::table::Table;
@@ -56,7 +56,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     match (&args.show, &args.profile) {
         (Some(results), _) => show(results),
         (_, Some(trace)) => profile(select(&args.names)?, trace, common),
-        _ if args.scaling => scaling(args, common, &sides),
+        _ if args.scaling => growth(args, common, &sides),
         _ => measure_all(select(&args.names)?, args, common, &sides),
     }
 }
@@ -104,9 +104,9 @@ fn profile(cases: Vec<Case>, trace: &Path, common: &Common) -> Result<(), Failur
     Ok(())
 }
 
-fn scaling(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
+fn growth(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let mut table = Table::new(["series", "threads", "size: ms", "exponent", "upper half"]);
+    let mut results = Vec::new();
     for series in &SERIES {
         for threads in [1, 2] {
             if !common.quiet && !args.json {
@@ -114,23 +114,16 @@ fn scaling(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
             }
             let growth = Growth::measure(series, &Sides { threads, peer: false, ..sides.clone() })?;
             if args.json {
-                writeln!(out, "{}", growth.json())?;
+                let line =
+                    serde_json::to_string(&growth).map_err(|e| Failure::other(format!("error: {e}")))?;
+                writeln!(out, "{line}")?;
                 out.flush()?;
-                continue;
             }
-            let points: Vec<_> =
-                growth.points.iter().map(|(size, s)| format!("{size}: {:.2}", s * 1e3)).collect();
-            table.row([
-                growth.name.to_owned(),
-                threads.to_string(),
-                points.join(", "),
-                format!("{:.2}", growth.exponent()),
-                format!("{:.2}", growth.exponent_above()),
-            ]);
+            results.push(growth);
         }
     }
     if !args.json {
-        write!(out, "{}", table.markdown())?;
+        write!(out, "{}", scaling::table(&results))?;
     }
     Ok(())
 }
@@ -139,16 +132,26 @@ fn scaling(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
 fn show(path: &Path) -> Result<(), Failure> {
     let refuse = |e: String| Failure::usage(format!("error: {}: {e}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
-    let parse = |(i, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| refuse(format!("line {}: {e}", i + 1)))
+    // Lines of --scaling have a series, others a name.
+    let (table, svg) = match lines::<Growth>(&text) {
+        Ok(results) if !results.is_empty() => (scaling::table(&results), scaling::picture(&results)),
+        _ => {
+            let results = lines::<Value>(&text).map_err(refuse)?;
+            (table(&results), bench::picture(&results).map_err(refuse)?)
+        }
     };
-    let results = text.lines().enumerate().map(parse).collect::<Result<Vec<Value>, _>>()?;
     let place = path.with_extension("svg");
-    let svg = bench::picture(&results).map_err(refuse)?;
     std::fs::write(&place, svg).map_err(|e| Failure::other(format!("error: {}: {e}", place.display())))?;
-    write!(std::io::stdout(), "{}", table(&results))?;
+    write!(std::io::stdout(), "{table}")?;
     eprintln!("picture: {}", place.display());
     Ok(())
+}
+
+/// Every line as a value; an error names the line.
+fn lines<T: serde::de::DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
+    let parse =
+        |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1));
+    text.lines().enumerate().map(parse).collect()
 }
 
 fn table(results: &[Value]) -> String {

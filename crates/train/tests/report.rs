@@ -207,6 +207,10 @@ fn a_search_is_worth_what_fewer_tries_would_have_found() {
     let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
     let search = markdown.split("searches, by").nth(1).unwrap();
     assert_eq!(row(search, "decgd")[..2], ["5", "–"], "one try might be the one that diverged");
+    // What is under way is no try yet.
+    leave(folder.path(), &recipe("c", 1, "{name: decgd, lr: 0.01, c: 6.0}", ""), "killed", &[0.5]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert_eq!(row(markdown.split("searches, by").nth(1).unwrap(), "decgd")[0], "5");
 }
 
 #[test]

@@ -149,15 +149,18 @@ const LEAST: usize = 3;
 fn search(task: &Task) -> Option<Table> {
     let (choice, which) = fair(task);
     let better = Better::of(&task.metric);
+    // What is under way has not been tried yet.
+    let tried = |group: &&Group| group.runs.iter().any(|run| run.status != Status::Interrupted);
+    let groups: Vec<&Group> = task.groups.iter().filter(tried).collect();
     let mut optimizers: Vec<&str> = Vec::new();
-    for group in &task.groups {
+    for group in &groups {
         if !optimizers.contains(&group.optimizer.as_str()) {
             optimizers.push(&group.optimizer);
         }
     }
-    let tried = |name: &&str| task.groups.iter().filter(|group| group.optimizer == *name).count();
-    optimizers.retain(|name| tried(name) >= LEAST);
-    let most = optimizers.iter().map(tried).max()?;
+    let tries = |name: &&str| groups.iter().filter(|group| group.optimizer == *name).count();
+    optimizers.retain(|name| tries(name) >= LEAST);
+    let most = optimizers.iter().map(tries).max()?;
     let budgets: Vec<usize> = [1, 2, 4, 8, 16, 32].into_iter().filter(|k| *k < most).collect();
     // A point of accuracy; of what has no upper end, a hundredth of the best.
     let absolute = task.metric == "accuracy";
@@ -167,8 +170,8 @@ fn search(task: &Task) -> Option<Table> {
         head.chain(budgets.iter().map(|k| format!("best of {k}"))).chain(["best".into(), close.into()]);
     let mut table = Table::new(head).caption(format!("{}: searches, by {}", task.title(), task.unit()));
     for name in optimizers {
-        let groups = task.groups.iter().filter(|group| group.optimizer == name);
-        let trials: Vec<Option<f64>> = groups
+        let own = groups.iter().filter(|group| group.optimizer == name);
+        let trials: Vec<Option<f64>> = own
             .map(|group| {
                 let diverged = group.runs.iter().any(|run| run.status == Status::Diverged);
                 group.estimate(choice).filter(|_| !diverged).map(|estimate| estimate.mean)

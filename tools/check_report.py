@@ -12,12 +12,16 @@ import base64
 import json
 import os
 import pathlib
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "chrome"]
+
+# Seconds after which a browser that says nothing is taken for dead.
+PATIENCE = 300
 
 
 class Browser:
@@ -42,6 +46,8 @@ class Browser:
 
     def message(self):
         while b"\0" not in self.buffer:
+            if not select.select([self.read_end], [], [], PATIENCE)[0]:
+                raise SystemExit(f"error: the browser said nothing for {PATIENCE} seconds")
             chunk = os.read(self.read_end, 1 << 20)
             if not chunk:
                 raise SystemExit("error: the browser ended")
@@ -89,12 +95,14 @@ class Browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
 
-    def shot(self, path):
-        height = self.value("document.documentElement.scrollHeight")
-        width = self.value("window.innerWidth")
-        clip = {"x": 0, "y": 0, "width": width, "height": min(height, 16000), "scale": 1}
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
-        path.write_bytes(base64.b64decode(data))
+    def shot(self, path, whole=True):
+        """The whole page, or what is in sight."""
+        params = {"format": "png"}
+        if whole:
+            width, height = self.value("[window.innerWidth, document.documentElement.scrollHeight]")
+            clip = {"x": 0, "y": 0, "width": width, "height": min(height, 16000), "scale": 1}
+            params |= {"captureBeyondViewport": True, "clip": clip}
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **params)["data"]))
 
     def mouse(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -162,7 +170,7 @@ def check(browser, page, shots):
         text = browser.value("document.querySelector('.tip')?.innerText ?? ''")
         demand(any(c.isdigit() for c in text) and "\n" in text, f"no values under the pointer in figure {i + 1}: {text!r}")
         if shots and i == 0:
-            browser.shot(shots / "hover.png")
+            browser.shot(shots / "hover.png", whole=False)
         browser.mouse(1, 1)
         demand(browser.value("!document.querySelector('.tip')"), f"the values of figure {i + 1} stay when the pointer leaves")
     keyed = browser.value("""(() => {
@@ -185,7 +193,8 @@ def check(browser, page, shots):
         ground = browser.value("getComputedStyle(document.body).backgroundColor")
         light = sum(int(part) for part in ground[4:-1].split(",")[:3]) > 600
         demand(light == (not dark or media == "print"), f"{name}: the ground is {ground}")
-        if shots:
+        # Paper is white in the dark too: that look is checked, and its picture is the other's.
+        if shots and not (dark and media):
             browser.shot(shots / f"{name}.png")
 
     for event in browser.events:

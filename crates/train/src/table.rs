@@ -1,5 +1,6 @@
 //! Tables for people and programs: aligned Markdown, LaTeX with booktabs, HTML and CSV.
 use crate::plot::{escape, visible};
+use crate::stats::Interval;
 use std::fmt::Write;
 
 /// A table of text cells; the first column is left-aligned, all others right-aligned unless they are [text](Table::text).
@@ -164,6 +165,31 @@ impl Table {
     }
 }
 
+/// The unit of a metric, to stand after its [`amount`]; the metric with or without its split (`test.accuracy`).
+pub fn unit(metric: &str) -> &'static str {
+    if metric.ends_with("accuracy") { " %" } else { "" }
+}
+
+/// A value of a metric for people in its [`unit`], with the number after ± if there is one: `97.41 ± 0.12`.
+pub fn amount(metric: &str, value: f64, half_width: Option<f64>) -> String {
+    let small = value != 0.0 && value.abs() < 1e-2;
+    let number = |x: f64| match metric.rsplit('.').next() {
+        Some("accuracy") => format!("{:.2}", 100.0 * x),
+        Some("perplexity") => format!("{x:.2}"),
+        _ if small || value.abs() >= 1e5 => format!("{x:.3e}"),
+        _ => format!("{x:.4}"),
+    };
+    match half_width {
+        Some(half) => format!("{} ± {}", number(value), number(half)),
+        None => number(value),
+    }
+}
+
+/// A mean as an [`amount`], with half of its interval if it has one.
+pub fn mean_text(metric: &str, mean: &Interval) -> String {
+    amount(metric, mean.mean, mean.half_width())
+}
+
 /// One line of text that Markdown takes for nothing else.
 pub fn markdown_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -226,6 +252,21 @@ mod tests {
         table.row(["adam"]);
         let expected = "| optimizer |    best |\n| --------- | ------: |\n| decgd     | 97.90 % |\n| adam      |         |\n";
         assert_eq!(table.markdown(), expected);
+    }
+
+    #[test]
+    fn both_numbers_of_an_amount_have_the_digits_of_the_value() {
+        let cases = [
+            ("test.accuracy", 0.97412, Some(0.0012), "97.41 ± 0.12"),
+            ("perplexity", 61.2345, Some(0.5), "61.23 ± 0.50"),
+            ("loss", 0.0, None, "0.0000"),
+            ("test.loss", 0.25, Some(0.1), "0.2500 ± 0.1000"),
+            ("loss", 1e-27, Some(2e-28), "1.000e-27 ± 2.000e-28"),
+        ];
+        for (metric, value, half, text) in cases {
+            assert_eq!(amount(metric, value, half), text);
+        }
+        assert_eq!([unit("test.accuracy"), unit("loss")], [" %", ""]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use taper_train::report::{self, Form};
+use taper_train::report::{self, Document, Form};
 use taper_train::{Recipe, recipe::Unchecked};
 
 /// A recipe of a small run; `extra` goes on top of it.
@@ -62,7 +62,11 @@ fn fixture(runs: &Path) {
 }
 
 fn render(folders: &[PathBuf], form: Form) -> String {
-    report::document("Fixture", &report::load(folders).unwrap()).render(form)
+    text(&report::document("Fixture", &report::load(folders).unwrap()), form)
+}
+
+fn text(document: &Document, form: Form) -> String {
+    String::from_utf8(document.render(form).unwrap()).unwrap()
 }
 
 #[test]
@@ -152,6 +156,63 @@ fn the_validated_value_is_the_test_value_at_the_best_validation_epoch() {
     );
 }
 
+/// The cells of the row of a Markdown text that starts with `first`, without that.
+fn row<'a>(markdown: &'a str, first: &str) -> Vec<&'a str> {
+    let start = format!("| {first} ");
+    let line = markdown.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{markdown}"));
+    line.trim_matches('|').split('|').map(str::trim).skip(1).collect()
+}
+
+#[test]
+fn what_the_runs_can_show_is_said_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = |seeds: u32| {
+        let place = folder.path().join(seeds.to_string());
+        for seed in 1..=seeds {
+            let end = 0.9 + 0.001 * f64::from(seed);
+            let adam = recipe("a", seed.into(), "{name: adam, lr: 0.001}", "");
+            leave(&place, &adam, "finished", &[0.80, 0.85, end]);
+            let decgd = recipe("a", seed.into(), "{name: decgd, lr: 0.01, c: 1.0}", "");
+            leave(&place, &decgd, "finished", &[0.85, 0.905, end + 0.01]);
+        }
+        render(&[place], Form::Markdown)
+    };
+    // Six pairs that agree: 2 of 2⁶ sign patterns are as extreme, and one comparison needs no correction.
+    let six = runs(6);
+    let expected = ["6", "+1.00", "+1.00 to +1.00", "0.03125", "0.03125", "decgd is better"];
+    assert_eq!(row(&six, "decgd − adam"), expected);
+    // Adam's lowest run reaches 90.10, DecGD's 91.10.
+    assert!(six.contains("| optimizer | to 90.10 | to 91.10 |"), "{six}");
+    let times = six.split("first epoch at a level").nth(1).unwrap();
+    assert_eq!((row(times, "adam"), row(times, "decgd")), (vec!["3", "never"], vec!["2", "3"]));
+    let two = runs(2);
+    assert_eq!(row(&two, "decgd − adam").last(), Some(&"nothing: needs 6 pairs"));
+    // One seed makes no pair, but still has a time.
+    let one = runs(1);
+    assert!(!one.contains("shared seeds") && one.contains("first epoch at a level"), "{one}");
+}
+
+#[test]
+fn a_search_is_worth_what_fewer_tries_would_have_found() {
+    let folder = tempfile::tempdir().unwrap();
+    for (c, end) in [(10.0, 0.90), (1.0, 0.92), (0.1, 0.94), (0.01, 0.96)] {
+        let optimizer = format!("{{name: decgd, lr: 0.01, c: {c}}}");
+        leave(folder.path(), &recipe("c", 1, &optimizer, ""), "finished", &[0.5, end]);
+    }
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    let search = markdown.split("searches, by").nth(1).unwrap();
+    // The mean of all; of the six pairs the better ones are 92, 94, 94, 96, 96, 96; one of four is within a point.
+    assert_eq!(row(search, "decgd"), ["4", "93.00", "94.67", "96.00", "25 %"]);
+    leave(folder.path(), &recipe("c", 1, "{name: decgd, lr: 0.01, c: 5.0}", ""), "diverged", &[0.5]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    let search = markdown.split("searches, by").nth(1).unwrap();
+    assert_eq!(row(search, "decgd")[..2], ["5", "–"], "one try might be the one that diverged");
+    // What is under way is no try yet.
+    leave(folder.path(), &recipe("c", 1, "{name: decgd, lr: 0.01, c: 6.0}", ""), "killed", &[0.5]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert_eq!(row(markdown.split("searches, by").nth(1).unwrap(), "decgd")[0], "5");
+}
+
 #[test]
 fn names_that_are_markup_stay_names() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,7 +269,7 @@ fn damaged_runs_are_read_as_far_as_they_go_and_named() {
         assert!(problems.contains(part), "{problems}");
     }
     assert_eq!(runs.problems.len(), 3, "{problems}");
-    let page = report::document("d", &runs).render(Form::Html);
+    let page = text(&report::document("d", &runs), Form::Html);
     assert!(page.contains("What could not be read"));
 }
 
@@ -254,6 +315,19 @@ fn the_command_says_what_it_cannot_do() {
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(message.contains(part), "{message}");
+    }
+    let picture = folder.path().join("figures.png");
+    let output = run(&[runs, "--out", picture.to_str().unwrap()]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    match (cfg!(feature = "png"), output.status.code()) {
+        (true, Some(0)) => {
+            let decoder = png::Decoder::new(std::io::BufReader::new(fs::File::open(picture).unwrap()));
+            // As wide as the three panels of DecGD's probe, three pixels a unit.
+            let width = decoder.read_info().unwrap().info().width;
+            assert_eq!(width, 3 * 3 * 560);
+        }
+        (true, code) => assert!(code == Some(2) && message.contains("or write .svg"), "{message}"),
+        (false, code) => assert!(code == Some(2) && message.contains("TAPER_FEATURES=png"), "{message}"),
     }
     let output = run(&[runs]);
     assert!(output.status.success());

@@ -1,6 +1,6 @@
 use super::Failure;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use taper_train::report::{self, Form};
 
 /// Tables and pictures of any runs
@@ -11,13 +11,15 @@ use taper_train::report::{self, Form};
 ///   cargo xtask report runs
 ///   cargo xtask report runs --out report.html
 ///   cargo xtask report runs/mnist-mlp-* --out tables.tex
+///   TAPER_FEATURES=png cargo xtask report runs --out figures.png
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
     /// Folders of runs, or runs
     #[arg(required = true, value_name = "DIR")]
     folders: Vec<PathBuf>,
-    /// Where to write; the ending says what: .html (a page), .md, .tex (booktabs), .csv (every number), .svg (pictures)
+    /// Where to write; the ending says what: .html (a page), .md, .tex (booktabs), .csv (every number), .svg or
+    /// .png (pictures)
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// The title
@@ -26,20 +28,27 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let form = args.out.as_deref().map_or(Ok(Form::Markdown), Form::of);
-    let form = form.map_err(|e| Failure::usage(format!("error: --out: {e}")))?;
+    let form = args.out.as_deref().map_or(Ok(Form::Markdown), form)?;
     let runs = report::load(&args.folders).map_err(|e| Failure::usage(format!("error: {e}")))?;
     runs.problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
     write(&report::document(&args.title, &runs), form, args.out.as_deref())
 }
 
+/// The form that a name asks for, if it can be had here.
+pub fn form(out: &Path) -> Result<Form, Failure> {
+    let usage = |e: String| Failure::usage(format!("error: --out: {e}"));
+    let form = Form::of(out).map_err(usage)?;
+    form.ready().map_err(|e| usage(format!("{}: {e}", out.display())))?;
+    Ok(form)
+}
+
 /// Writes a report to a file, or to standard output.
-pub fn write(document: &report::Document, form: Form, out: Option<&std::path::Path>) -> Result<(), Failure> {
-    let text = document.render(form);
+pub fn write(document: &report::Document, form: Form, out: Option<&Path>) -> Result<(), Failure> {
+    let bytes = document.render(form).map_err(|e| Failure::other(format!("error: {e}")))?;
     match out {
         Some(path) => {
-            std::fs::write(path, text).map_err(|e| Failure::other(format!("error: {}: {e}", path.display())))
+            std::fs::write(path, bytes).map_err(|e| Failure::other(format!("error: {}: {e}", path.display())))
         }
-        None => Ok(std::io::stdout().write_all(text.as_bytes())?),
+        None => Ok(std::io::stdout().write_all(&bytes)?),
     }
 }

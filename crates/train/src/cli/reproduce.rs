@@ -38,7 +38,7 @@ pub struct Args {
     /// paper's recipe has none
     #[arg(long)]
     bare: bool,
-    /// Writes a report too; the ending says what: .html, .md, .tex, .csv, .svg
+    /// Writes a report too; the ending says what: .html, .md, .tex, .csv, .svg, .png
     #[arg(long, value_name = "FILE")]
     out: Vec<PathBuf>,
     /// Prints one JSON object a cell in place of the tables
@@ -77,12 +77,7 @@ enum ScaleArg {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
-    let forms: Vec<Form> = args
-        .out
-        .iter()
-        .map(|path| Form::of(path))
-        .collect::<Result<_, _>>()
-        .map_err(|e| Failure::usage(format!("error: --out: {e}")))?;
+    let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
     let registries = Registries::default();
     let scale = match args.scale {
         ScaleArg::Paper => Scale::Paper,

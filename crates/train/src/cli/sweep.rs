@@ -1,7 +1,8 @@
-use super::{Common, Failure, train};
+use super::{Common, Failure, report, train};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
+use taper_train::report::{Form, document, load};
 use taper_train::run::{Options, Show};
 use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, slurm, table};
 use taper_train::{Recipe, Registries};
@@ -12,7 +13,7 @@ use taper_train::{Recipe, Registries};
 /// what was interrupted goes on. A run that fails or diverges stops no other.
 ///
 ///   cargo xtask sweep recipes/sweeps/c-robustness-mnist.yaml
-///   cargo xtask sweep recipes/sweeps/lr-and-c.yaml --jobs 4 --set sweep.seeds=[1]
+///   cargo xtask sweep recipes/sweeps/lr-and-c.yaml --jobs 4 --set sweep.seeds=[1] --out lr-and-c.html
 ///   cargo xtask sweep recipes/sweeps/c-robustness.yaml --launcher slurm --jobs 8 --dry-run
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -32,6 +33,9 @@ pub struct Args {
     /// The folder of all runs
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
+    /// Writes a report on the runs too, with curves and statistics; the ending says what: .html, .md, .tex, .csv, .svg, .png
+    #[arg(long, value_name = "FILE")]
+    out: Vec<PathBuf>,
     /// Starts nothing: lists the runs to do, or prints the Slurm script
     #[arg(long)]
     dry_run: bool,
@@ -49,6 +53,7 @@ enum Launcher {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
+    let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
     let registries = Registries::default();
     let recipe = Recipe::load(&args.recipe, &args.set, &registries)?;
     let options = Options {
@@ -66,7 +71,7 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         lint::recipes(&recipes).iter().for_each(|finding| eprintln!("note: {finding}"));
     }
     match args.launcher {
-        Launcher::Slurm => return submit(args, common, &sweep, name, &registries),
+        Launcher::Slurm => return submit(args, common, &sweep, name.clone(), &registries),
         Launcher::Local if args.dry_run => {
             for run in sweep.missing() {
                 writeln!(std::io::stdout(), "{}  {}", run.recipe.directory(), run.label())?;
@@ -98,6 +103,18 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     }
     if !common.quiet {
         lint::results(&cells).iter().for_each(|finding| eprintln!("note: {finding}"));
+    }
+    if !forms.is_empty() {
+        // A run that failed at its start has left nothing.
+        let folders = sweep.runs().iter().map(|run| &run.folder);
+        let folders: Vec<PathBuf> =
+            folders.filter(|folder| folder.join("recipe.yaml").is_file()).cloned().collect();
+        let runs = load(&folders).map_err(|e| Failure::other(format!("error: {e}")))?;
+        runs.problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
+        let document = document(&name, &runs);
+        for (path, form) in args.out.iter().zip(forms) {
+            report::write(&document, form, Some(path))?;
+        }
     }
     let failed: Vec<String> = sweep
         .runs()

@@ -1,4 +1,4 @@
-//! A few steps of the real thing, in a folder of its own that goes afterwards.
+//! A few steps and evaluated batches of the real thing, in a folder of its own that goes afterwards.
 use super::stand_in::StandIn;
 use crate::data::Data;
 use crate::recipe::{Holdout, Task};
@@ -18,7 +18,11 @@ pub struct Probe {
     pub steps: usize,
     /// Median seconds of a step.
     pub step_seconds: f64,
-    /// Seconds of a whole run, with evaluations at a third of a training step's price a sample.
+    /// Batches of evaluation measured.
+    pub evaluation_batches: usize,
+    /// Seconds of one evaluation of the validation and test sets, by these batches.
+    pub evaluation_seconds: f64,
+    /// Seconds of a whole run: its steps and its evaluations.
     pub run_seconds: f64,
     /// Bytes of one checkpoint.
     pub checkpoint_bytes: u64,
@@ -33,8 +37,9 @@ const WARM_UP: usize = 2;
 const STEPS: usize = 20;
 const SECONDS: Duration = Duration::from_secs(4);
 
-/// A forward pass is a third of a training step: the backward pass takes about two of it.
-const FORWARD: f64 = 1.0 / 3.0;
+/// The same for evaluation.
+const EVALUATED: usize = 8;
+const EVALUATION_SECONDS: Duration = Duration::from_secs(2);
 
 /// Trains until enough steps were seen, and looks at what that left.
 pub(super) fn probe(
@@ -82,10 +87,12 @@ pub(super) fn probe(
     // The newest ones and the best; another exists while it is written.
     let checkpoints = (train.checkpoint.keep + 1).min(inspection.epochs.max(2));
     let evaluations = evaluations(recipe, inspection);
-    let evaluated = match stand_in.and_then(|stand_in| stand_in.images) {
-        Some((train, test)) => image_steps(recipe, train, test),
+    let samples = match stand_in.and_then(|stand_in| stand_in.images) {
+        Some((train, test)) => evaluated_images(recipe, train, test),
         None => evaluated(trained, registries, options)?,
     };
+    let (evaluation_batches, pace) = evaluation_pace(trained, registries, options)?;
+    let evaluation_seconds = samples as f64 * pace;
     let tensors: u64 = inspection.parts.iter().map(|part| part.params.len() as u64).sum();
     // A line has about 200 bytes, a probe's 400 a tensor, and TensorBoard's file as much again.
     let lines = 400 * (inspection.epochs + 2 * evaluations)
@@ -93,7 +100,9 @@ pub(super) fn probe(
     Ok(Probe {
         steps: steps.len(),
         step_seconds,
-        run_seconds: step_seconds * (inspection.steps as f64 + FORWARD * evaluations as f64 * evaluated),
+        evaluation_batches,
+        evaluation_seconds,
+        run_seconds: step_seconds * inspection.steps as f64 + evaluation_seconds * evaluations as f64,
         checkpoint_bytes,
         run_bytes: checkpoint_bytes * checkpoints + lines,
         peak_mb: run::peak_megabytes(),
@@ -110,24 +119,52 @@ fn evaluations(recipe: &Recipe, inspection: &Inspection) -> u64 {
     }
 }
 
-/// An evaluation's work in training steps' worth of forward passes.
-fn evaluated(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<f64, RunError> {
-    let Task::Network { data, .. } = recipe.task() else { return Ok(0.0) };
+/// Batches of evaluation that were measured, and the seconds a sample took in them.
+fn evaluation_pace(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+) -> Result<(usize, f64), RunError> {
+    let Task::Network { data, .. } = recipe.task() else { return Ok((0, 0.0)) };
+    // A large batch costs no less a sample than one as training has them, but could take minutes.
+    let mut settings = recipe.resolved().clone();
+    if recipe.train.bptt.is_none() {
+        settings["data"]["eval_batch_size"] = data.eval_batch_size.min(data.batch_size).into();
+    }
+    // JSON is YAML.
+    let recipe = Recipe::parse("probe", &settings.to_string(), &[], registries)?;
+    let mut times: Vec<(Instant, u64)> = Vec::new();
+    let begin = Instant::now();
+    run::evaluate_start(&recipe, registries, &options.search, &mut |samples| {
+        times.push((Instant::now(), samples));
+        let slow = begin.elapsed() > EVALUATION_SECONDS;
+        !slow && times.len() <= EVALUATED && !options.stop.load(Ordering::Relaxed)
+    })?;
+    // The first batch is warm-up, unless it is all there was time for.
+    let (start, measured) = match &times[..] {
+        [] => return Ok((0, 0.0)),
+        [only] => (begin, std::slice::from_ref(only)),
+        [first, rest @ ..] => (first.0, rest),
+    };
+    let samples: u64 = measured.iter().map(|(_, samples)| samples).sum();
+    let seconds = measured.last().map_or(0.0, |(end, _)| (*end - start).as_secs_f64());
+    Ok((measured.len(), seconds / samples.max(1) as f64))
+}
+
+/// Samples, or tokens, of an evaluation.
+fn evaluated(recipe: &Recipe, registries: &Registries, options: &Options) -> Result<usize, RunError> {
+    let Task::Network { data, .. } = recipe.task() else { return Ok(0) };
     let loaded =
         registries.data.get(&data.name)?.load(&Value::Object(data.config.clone()), &options.search)?;
     Ok(match loaded.data {
-        Data::Images { train, test } => image_steps(recipe, train.len(), test.len()),
-        // A window costs about as much with few streams as with many.
-        Data::Text(text) => {
-            let window = recipe.train.bptt.as_ref().map_or(1, |bptt| bptt.length) * data.eval_batch_size;
-            (text.valid.len() + text.test.len()) as f64 / window as f64
-        }
+        Data::Images { train, test } => evaluated_images(recipe, train.len(), test.len()),
+        Data::Text(text) => text.valid.len() + text.test.len(),
     })
 }
 
 /// The same for so many images to train and to test on.
-fn image_steps(recipe: &Recipe, train: usize, test: usize) -> f64 {
-    recipe.data.as_ref().map_or(0.0, |data| (test + held_out(data, train)) as f64 / data.batch_size as f64)
+fn evaluated_images(recipe: &Recipe, train: usize, test: usize) -> usize {
+    recipe.data.as_ref().map_or(0, |data| test + held_out(data, train))
 }
 
 /// Images put aside for validation.

@@ -39,7 +39,14 @@ fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Resu
     if let Some(probe) = &kind.probe {
         let (step, run) = (duration(probe.step_seconds), duration(probe.run_seconds));
         let (checkpoint, disk) = (bytes(probe.checkpoint_bytes), bytes(probe.run_bytes));
-        writeln!(f, "  {step} a step ({} measured): {run} a run", counted(probe.steps as u64, "step"))?;
+        let (steps, batches) = (probe.steps as u64, probe.evaluation_batches as u64);
+        write!(f, "  {step} a step ({} measured), ", counted(steps, "step"))?;
+        if batches > 0 {
+            let evaluation = duration(probe.evaluation_seconds);
+            let batches = if batches == 1 { "1 batch".into() } else { format!("{batches} batches") };
+            write!(f, "{evaluation} an evaluation ({batches} measured), ")?;
+        }
+        writeln!(f, "{run} a run")?;
         writeln!(f, "  {checkpoint} a checkpoint: {disk} a run")?;
     }
     Ok(())
@@ -83,10 +90,6 @@ fn write_estimate(f: &mut fmt::Formatter<'_>, plan: &Plan, estimate: &Estimate) 
         )?,
         false => writeln!(f, "  time    {all}")?,
     }
-    writeln!(
-        f,
-        "          (evaluation at a third of a training step's price a sample, which was not measured)"
-    )?;
     match estimate.peak_mb {
         Some(mb) => writeln!(f, "  memory  {mb} MB at the peak of the steps measured")?,
         None => writeln!(f, "  memory  not told by this system")?,

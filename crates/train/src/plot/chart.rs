@@ -9,6 +9,9 @@ pub(super) const SIZE: (f64, f64) = (560.0, 340.0);
 /// Left, top, right and bottom of the plot inside it.
 const FRAME: (f64, f64, f64, f64) = (72.0, 30.0, 546.0, 292.0);
 
+/// Pixels between bars at one place.
+const BESIDE: f64 = 6.0;
+
 /// What stands around the points of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
@@ -131,7 +134,14 @@ impl Chart {
         );
         self.frame(&mut out, &x, &y);
         let _ = write!(out, "<g clip-path=\"url(#{id}-c)\">");
+        let bars = self.series.iter().filter(|series| series.marks == Marks::Points).count();
         for (number, series) in self.series.iter().enumerate() {
+            let shift = match series.marks {
+                // Bars at one place stand beside each other.
+                Marks::Points => BESIDE * (number as f64 - 0.5 * (bars as f64 - 1.0)),
+                _ => 0.0,
+            };
+            let x = Axis { start: x.start + shift, end: x.end + shift, ..x };
             draw(&mut out, series, number, &x, &y);
         }
         let _ = write!(out, "</g></svg>");

@@ -6,6 +6,8 @@ mod axis;
 mod chart;
 mod dots;
 mod heat;
+#[cfg(feature = "png")]
+pub(crate) mod png;
 mod sheet;
 
 pub use axis::Scale;
@@ -98,7 +100,7 @@ pub fn curves(runs: &[(String, &Outcome)], path: &Path) -> Result<(), String> {
         }
         other => pictures.push(panel(&format!("test {other}"), Split::Test, other, 1.0, Scale::Log)),
     }
-    let sheet = Sheet { title: "Learning curves".into(), pictures, columns: 2 };
+    let sheet = Sheet { title: "Learning curves".into(), rows: vec![pictures] };
     std::fs::write(path, sheet.svg()).map_err(|e| format!("{}: {e}", path.display()))
 }
 

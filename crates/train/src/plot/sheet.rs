@@ -3,15 +3,13 @@ use super::chart::{SIZE, mark};
 use super::{Picture, STYLE, STYLES, escape};
 use std::fmt::Write;
 
-/// Pictures in rows, as on the page of a paper.
+/// Pictures in rows, as on the page of a paper: a row a figure.
 #[derive(Clone, Debug)]
 pub struct Sheet {
     /// What it shows, for those who do not see it.
     pub title: String,
-    /// The pictures.
-    pub pictures: Vec<Picture>,
-    /// How many stand side by side.
-    pub columns: usize,
+    /// The pictures that stand side by side, row by row.
+    pub rows: Vec<Vec<Picture>>,
 }
 
 /// Pixels of a legend's line, and what a letter takes.
@@ -30,11 +28,11 @@ impl Sheet {
     /// As a file of its own.
     pub fn svg(&self) -> String {
         let (wide, high) = SIZE;
-        let columns = self.columns.clamp(1, self.pictures.len().max(1));
-        let rows = self.pictures.len().div_ceil(columns);
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let width = wide * columns as f64;
         let (legend, legend_height) = self.legend(width);
-        let height = high * rows as f64 + legend_height;
+        let end = high * self.rows.len() as f64;
+        let height = end + legend_height;
         let mut out = String::new();
         // Writing to a String cannot fail, here and below.
         let _ = write!(
@@ -44,19 +42,21 @@ impl Sheet {
              <rect width=\"{width}\" height=\"{height}\" style=\"fill: var(--paper)\"/>\n",
             escape(&self.title)
         );
-        for (index, picture) in self.pictures.iter().enumerate() {
-            let (x, y) = (wide * (index % columns) as f64, high * (index / columns) as f64);
-            let svg = picture.svg(&format!("p{index}"));
-            let place = format!("<svg x=\"{x}\" y=\"{y}\" width=\"{wide}\" height=\"{high}\" ");
-            let _ = writeln!(out, "{}", svg.replacen("<svg ", &place, 1));
+        for (row, pictures) in self.rows.iter().enumerate() {
+            for (column, picture) in pictures.iter().enumerate() {
+                let (x, y) = (wide * column as f64, high * row as f64);
+                let svg = picture.svg(&format!("r{row}p{column}"));
+                let place = format!("<svg x=\"{x}\" y=\"{y}\" width=\"{wide}\" height=\"{high}\" ");
+                let _ = writeln!(out, "{}", svg.replacen("<svg ", &place, 1));
+            }
         }
-        let _ = writeln!(out, "<g transform=\"translate(0 {})\">{legend}</g></svg>", high * rows as f64);
+        let _ = writeln!(out, "<g transform=\"translate(0 {end})\">{legend}</g></svg>");
         out
     }
 
     fn legend(&self, width: f64) -> (String, f64) {
         let mut seen: Vec<(&str, usize)> = Vec::new();
-        for picture in &self.pictures {
+        for picture in self.rows.iter().flatten() {
             let Picture::Chart(chart) = picture else { continue };
             for series in &chart.series {
                 if !seen.iter().any(|(label, _)| *label == series.label) {

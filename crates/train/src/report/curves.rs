@@ -36,8 +36,12 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
         rest = after;
         let tests: Vec<Panel> = here.iter().map(|task| test_panel(task)).collect();
         let losses: Vec<Panel> = here.iter().map(|task| loss_panel(task)).collect();
-        let band =
-            "lines are means over seeds, bands reach from the least to the largest, dotted lines diverged";
+        let mut band =
+            "lines are means over seeds, bands reach from the least to the largest, dotted lines diverged"
+                .to_owned();
+        if tests.iter().chain(&losses).any(is_cut) {
+            band += "; linear axes leave out the worst tenth of the values, log axes show all";
+        }
         let what = format!("{} by epoch on {}", first.unit(), first.data);
         if let [task] = here {
             let caption = format!("{}: {} and training loss by epoch; {band}.", task.title(), task.unit());
@@ -52,10 +56,15 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
     }
     if !problems.is_empty() {
         let panels = problems.iter().map(|task| problem_panel(task)).collect();
-        let caption = "Value of the function by iteration, on log axes.".to_owned();
+        let caption = "Value of the function by iteration, on a logarithmic axis.".to_owned();
         figures.push(Figure { caption, panels, data: numbers(&problems, |_| LOSS) });
     }
     figures
+}
+
+/// Whether its first view leaves out some of the values.
+fn is_cut(panel: &Panel) -> bool {
+    matches!(panel.views.first(), Some(View { picture: Picture::Chart(Chart { y_range: Some(_), .. }), .. }))
 }
 
 /// More lines than this are not told apart.

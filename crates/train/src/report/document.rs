@@ -1,5 +1,5 @@
-//! What a report says, before it takes a form: Markdown, LaTeX, CSV, SVG or a page of HTML.
-use super::html;
+//! What a report says, before it takes a form: Markdown, LaTeX, CSV, SVG, PNG or a page of HTML.
+use super::{ReportError, html};
 use crate::plot::{Picture, Sheet};
 use crate::table::{Table, latex_text, markdown_text};
 use std::path::Path;
@@ -86,6 +86,8 @@ pub enum Form {
     Csv,
     /// All pictures in one file.
     Svg,
+    /// The same, drawn with the fonts of the system; with the feature `png`.
+    Png,
 }
 
 impl Form {
@@ -97,24 +99,55 @@ impl Form {
             Some("tex") => Ok(Self::Latex),
             Some("csv") => Ok(Self::Csv),
             Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
             _ => Err(format!(
-                "{}: expected a name that ends in .html, .md, .tex, .csv or .svg",
+                "{}: expected a name that ends in .html, .md, .tex, .csv, .svg or .png",
                 path.display()
             )),
         }
     }
+
+    /// Whether it can be written here, and why not: to be asked before hours of work that end in it.
+    pub fn ready(self) -> Result<(), ReportError> {
+        match self {
+            Self::Png => png::ready().map_err(ReportError::Png),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(feature = "png")]
+mod png {
+    pub use crate::plot::png::draw;
+
+    pub fn ready() -> Result<(), String> {
+        crate::plot::png::fonts().map(drop)
+    }
+}
+
+#[cfg(not(feature = "png"))]
+mod png {
+    pub fn ready() -> Result<(), String> {
+        Err("this taper was built without PNG: build it with `TAPER_FEATURES=png cargo xtask …`, or write .svg".into())
+    }
+
+    pub fn draw(_: &str) -> Result<Vec<u8>, String> {
+        ready().map(|()| Vec::new())
+    }
 }
 
 impl Document {
-    /// In a form; equal reports give equal bytes.
-    pub fn render(&self, form: Form) -> String {
-        match form {
+    /// In a form; equal reports give equal bytes, a PNG on systems with the same fonts. Only a PNG can fail.
+    pub fn render(&self, form: Form) -> Result<Vec<u8>, ReportError> {
+        let text = match form {
             Form::Html => html::page(self),
             Form::Markdown => self.markdown(),
             Form::Latex => self.latex(),
             Form::Csv => self.data.csv(),
             Form::Svg => self.sheet().svg(),
-        }
+            Form::Png => return png::draw(&self.sheet().svg()).map_err(ReportError::Png),
+        };
+        Ok(text.into_bytes())
     }
 
     /// All figures, in order.
@@ -156,13 +189,13 @@ impl Document {
         out
     }
 
-    /// The first view of every picture, in the paper's arrangement: the panels of a figure side by side.
+    /// The first view of every picture, in the paper's arrangement: the panels of a figure side by side, three at most.
     fn sheet(&self) -> Sheet {
-        let panels = self.figures().flat_map(|figure| &figure.panels);
-        let pictures: Vec<Picture> =
-            panels.filter_map(|panel| panel.views.first()).map(|view| view.picture.clone()).collect();
-        let widest = self.figures().map(|figure| figure.panels.len()).max().unwrap_or(1);
-        Sheet { title: self.title.clone(), pictures, columns: widest.clamp(1, 3) }
+        let first = |panel: &Panel| panel.views.first().map(|view| view.picture.clone());
+        let of = |figure: &Figure| figure.panels.iter().filter_map(first).collect::<Vec<Picture>>();
+        let rows =
+            self.figures().flat_map(|figure| of(figure).chunks(3).map(<[_]>::to_vec).collect::<Vec<_>>());
+        Sheet { title: self.title.clone(), rows: rows.collect() }
     }
 }
 

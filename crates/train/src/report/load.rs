@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Why there is nothing to report on.
+/// Why there is no report.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
@@ -21,6 +21,9 @@ pub enum ReportError {
     /// No folder holds a run.
     #[error("no run in {}: a run is a folder with a recipe.yaml, as `train` and `sweep` leave it", .0.join(", "))]
     Empty(Vec<String>),
+    /// The pictures cannot be drawn as PNG.
+    #[error("{0}")]
+    Png(String),
 }
 
 /// One run.

@@ -1,9 +1,9 @@
-//! Tables and pictures of any runs: one page of HTML, Markdown, LaTeX, CSV or SVG.
+//! Tables and pictures of any runs: one page of HTML, Markdown, LaTeX, CSV, SVG or PNG.
 //!
 //! ```no_run
 //! use taper_train::report::{self, Form};
 //! let runs = report::load(&["runs".into()])?;
-//! let page = report::document("MNIST", &runs).render(Form::Html);
+//! let page = report::document("MNIST", &runs).render(Form::Html)?;
 //! # Ok::<(), report::ReportError>(())
 //! ```
 //!
@@ -17,17 +17,17 @@ mod html;
 mod load;
 mod probe;
 mod sensitivity;
+mod statistics;
 
 pub use document::{Block, Document, Figure, Form, Panel, Section, View};
 pub(crate) use group::settings;
 pub use group::{Choice, Group, Task, tasks};
 pub use load::{ReportError, Run, Runs, load, read};
 
-use crate::plot::short;
 use crate::recipe::Select;
 use crate::run::Status;
 use crate::stats::Interval;
-use crate::table::Table;
+use crate::table::{Table, amount, mean_text};
 
 /// A report on runs.
 pub fn document(title: &str, runs: &Runs) -> Document {
@@ -42,12 +42,14 @@ pub fn document(title: &str, runs: &Runs) -> Document {
     document
 }
 
-/// Everything of a report but its tables of results: figures, runs, recipes, and what could not be read.
+/// Everything of a report but its tables of results: statistics, figures, runs, recipes, and what could not be read.
 pub fn sections(tasks: &[Task], runs: &Runs) -> Vec<Section> {
     let figures = |title: &str, figures: Vec<Figure>| {
         Section::new(title, figures.into_iter().map(Block::Figure).collect())
     };
+    let statistics = statistics::tables(tasks).into_iter().map(Block::Table).collect();
     let mut sections = vec![
+        Section::new("What the runs can show", statistics),
         figures("Learning curves", curves::figures(tasks)),
         figures("Sensitivity", sensitivity::figures(tasks)),
         figures("Inside DecGD", probe::figures(tasks)),
@@ -71,21 +73,6 @@ fn lead(runs: &Runs, tasks: &[Task]) -> String {
     let titles: Vec<String> = tasks.iter().map(Task::title).collect();
     let plural = if runs.runs.len() == 1 { "run" } else { "runs" };
     format!("{} {plural} ({}): {}.", runs.runs.len(), parts.join(", "), titles.join(", "))
-}
-
-/// A mean for the eye, with its interval where there is one: `97.41 ± 0.12`.
-pub fn amount(estimate: &Interval, metric: &str) -> String {
-    let (factor, digits) = match metric {
-        "accuracy" => (100.0, Some(2)),
-        "perplexity" => (1.0, Some(2)),
-        _ => (1.0, None),
-    };
-    let text = |value: f64| digits.map_or_else(|| short(value), |digits| format!("{value:.digits$}"));
-    let mean = text(factor * estimate.mean);
-    match estimate.half_width() {
-        Some(half) => format!("{mean} ± {}", text(factor * half)),
-        None => mean,
-    }
 }
 
 /// The tables of results: for every data set one of all groups, and one of optimizers by networks if it has several.
@@ -119,7 +106,7 @@ fn rows(tasks: &[Task]) -> Table {
     for task in tasks {
         for group in &task.groups {
             let estimate = |choice: Choice| match group.estimate(choice) {
-                Some(estimate) => amount(&estimate, &task.metric),
+                Some(estimate) => mean_text(&task.metric, &estimate),
                 None => "–".into(),
             };
             let times: Vec<u64> =
@@ -153,7 +140,10 @@ fn rows(tasks: &[Task]) -> Table {
 /// What to know to read a table of results.
 fn notes(table: &mut Table, tasks: &[Task]) {
     let groups = || tasks.iter().flat_map(|task| &task.groups);
-    table.note("Mean ± half of Student's 95 % interval over the seeds that finished; runs: finished of all.");
+    table.note("Means over the seeds that finished; runs: finished of all.");
+    if groups().any(|g| g.finished().count() > 1) {
+        table.note("±: half the width of Student's 95 % confidence interval of the mean.");
+    }
     if !tasks.iter().any(Task::is_problem) {
         table.note(
             "Best on test: the epoch was chosen by the test set itself, as in the paper, which makes it an optimistic figure.",
@@ -166,7 +156,10 @@ fn notes(table: &mut Table, tasks: &[Task]) {
         );
     }
     if groups().any(|g| g.finished().count() == 1) {
-        table.note("A row with one run has no interval.");
+        table.note("A row of one run has no interval, and does not tell how another seed would do.");
+    }
+    if !tasks.iter().any(Task::is_problem) && groups().any(|g| g.estimate(Choice::Validated).is_none()) {
+        table.note("– under chosen on validation: no validation set was put aside, or no run finished.");
     }
     for subset in groups().flat_map(|g| &g.runs).filter_map(|run| run.subset.as_ref()) {
         table.note(format!("Not the whole data set: {subset}."));
@@ -189,7 +182,7 @@ fn crossed(tasks: &[Task]) -> Table {
         let cell = |task: &Task| {
             let group = task.groups.iter().find(|group| group.label == label)?;
             let estimate = group.estimate(Choice::BestOnTest);
-            Some(estimate.map_or_else(|| group.losses(), |estimate| amount(&estimate, &task.metric)))
+            Some(estimate.map_or_else(|| group.losses(), |estimate| mean_text(&task.metric, &estimate)))
         };
         let cells = tasks.iter().map(|task| cell(task).unwrap_or_else(|| "–".into()));
         table.row(std::iter::once(label.to_owned()).chain(cells));
@@ -237,14 +230,15 @@ fn data(tasks: &[Task]) -> Table {
 
 /// All runs, and the recipe of every group.
 fn recipes(tasks: &[Task]) -> Vec<Block> {
-    let mut table = Table::new(["run", "seed", "ended", "steps", "best", "last"]).text(&["ended"]);
+    let validated = "chosen on validation";
+    let head = ["run", "seed", "ended", "steps", "best on test", "last", validated];
+    let mut table = Table::new(head).text(&["ended"]);
     let mut blocks = Vec::new();
     for task in tasks {
         for group in &task.groups {
             for run in &group.runs {
                 let value = |choice: Choice| {
-                    let value = choice.of(run).map(|(value, _)| task.factor() * value);
-                    value.map_or_else(|| "–".into(), short)
+                    choice.of(run).map_or_else(String::new, |(value, _)| amount(&task.metric, value, None))
                 };
                 let ended = match (run.status, &run.reason) {
                     (Status::Finished, _) => "finished".to_owned(),
@@ -259,6 +253,7 @@ fn recipes(tasks: &[Task]) -> Vec<Block> {
                     run.steps().to_string(),
                     value(Choice::BestOnTest),
                     value(Choice::Last),
+                    value(Choice::Validated),
                 ]);
             }
             if let Some(run) = group.runs.first() {
@@ -268,7 +263,7 @@ fn recipes(tasks: &[Task]) -> Vec<Block> {
         }
     }
     if !table.is_empty() {
-        blocks.insert(0, Block::Table(table));
+        blocks.insert(0, Block::Table(table.without_empty(validated)));
     }
     blocks
 }

@@ -1,7 +1,9 @@
 //! Inside DecGD: the distribution of its vector v, the rate that its steps amount to, and its controls beside it.
 //!
-//! A probe has quantiles of v for every parameter tensor. Over the tensors of a network the least, the lower and upper
-//! hundredth and the largest are exact bounds of all elements; the quarters and the middle are those of the middle tensor.
+//! A probe has quantiles of v for every parameter tensor, but not the tensors' sizes, without which there are no quantiles
+//! over all elements. The least and the largest of a network are exact; the outer band, from the least of the tensors' 1 %
+//! quantiles to the largest of their 99 %, holds at least 98 % of all elements; the quarters and the middle are medians
+//! over the tensors.
 use super::curves;
 use super::document::{Figure, Panel, View};
 use super::group::{Group, Task};
@@ -82,10 +84,22 @@ fn figure(task: &Task) -> Option<Figure> {
         (false, true) => "; beside it SGD with momentum",
         (false, false) => "",
     };
+    let one = probed.iter().all(|group| probe_of(group).is_none_or(has_one_tensor));
+    let bands = match one {
+        true => "Light band: 1 % to 99 %; dark band: 25 % to 75 %; line: the middle.",
+        false => {
+            "Light band: from the least 1 % quantile to the largest 99 % quantile of any tensor, a bound over all tensors \
+             that holds at least 98 % of the elements (probes record no sizes to weigh tensors by). Line and dark band: \
+             medians over the tensors of their medians and quartiles."
+        }
+    };
+    let seeds = match task.is_problem() {
+        true => "",
+        false => " One seed for v and the rate, all seeds for the last panel.",
+    };
     let caption = format!(
-        "DecGD on {}: v over the elements of all parameters (light band: 1 % to 99 %, dark band: 25 % to 75 % of the \
-         middle tensor, dotted: least and largest), and the learning rate its steps amount to{controls}. One seed for v \
-         and the rate, all seeds for the last panel.",
+        "DecGD on {}: its vector v, and the learning rate its steps amount to{controls}. Dotted: the least and largest \
+         element of v. {bands}{seeds}",
         task.title()
     );
     Some(Figure { caption, panels, data })
@@ -97,6 +111,11 @@ fn panel(chart: Chart) -> Panel {
 
 fn probe_of(group: &Group) -> Option<&Run> {
     group.runs.iter().find(|run| vectors(run).next().is_some())
+}
+
+fn has_one_tensor(run: &Run) -> bool {
+    let probes = run.records.iter().filter(|record| record.split == Split::Probe);
+    probes.clone().all(|r| r.values.keys().filter(|name| name.starts_with("v_min/")).count() <= 1)
 }
 
 fn is_frozen(group: &Group) -> bool {

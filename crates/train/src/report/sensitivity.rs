@@ -5,7 +5,7 @@ use super::group::{Choice, Group, Task, settings};
 use crate::plot::{Cell, Chart, Heat, Marks, Picture, Scale, Series, short};
 use crate::recipe::Recipe;
 use crate::stats::Better;
-use crate::table::Table;
+use crate::table::{Table, mean_text};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -100,7 +100,7 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
     let lines = [(0, Choice::BestOnTest, "best on test"), (1, Choice::Last, "last epoch")];
     let series: Vec<Series> = lines.into_iter().map(line).collect();
     for (group, numbers) in &sweep.groups {
-        let value = |choice| group.estimate(choice).map_or("–".into(), |e| super::amount(&e, &task.metric));
+        let value = |choice| group.estimate(choice).map_or("–".into(), |e| mean_text(&task.metric, &e));
         let at = numbers.get(key).map_or("–".into(), |v| short(*v));
         data.row([at, value(Choice::BestOnTest), value(Choice::Last), group.losses()]);
     }
@@ -164,8 +164,7 @@ fn over_two(task: &Task, sweep: &Sweep, x_key: &str, y_key: &str) -> Figure {
         let row: Vec<(Cell, Option<&Group>)> = xs.iter().map(|x| cell(*x, *y)).collect();
         for (x, (_, group)) in xs.iter().zip(&row) {
             let Some(group) = group else { continue };
-            let value =
-                |choice| group.estimate(choice).map_or("–".into(), |e| super::amount(&e, &task.metric));
+            let value = |choice| group.estimate(choice).map_or("–".into(), |e| mean_text(&task.metric, &e));
             data.row([short(*x), short(*y), value(Choice::BestOnTest), value(Choice::Last), group.losses()]);
         }
         cells.push(row.into_iter().map(|(cell, _)| cell).collect());

@@ -121,5 +121,5 @@ fn difference(better: &Outcome, worse: &Outcome, margin: f64, tolerance: f64) ->
     let allowed = std::f64::consts::SQRT_2 * tolerance;
     let holds = (found.mean - margin).abs() <= allowed;
     let verdict = if holds { Verdict::Reproduced } else { Verdict::Differs };
-    (verdict, format!("{}, up to ±{allowed:.2} is the same", text.unwrap_or_default()))
+    (verdict, format!("{}, up to ±{allowed:.2} counts as the same", text.unwrap_or_default()))
 }

@@ -5,11 +5,11 @@ use super::numeric::Numeric;
 use super::verdict::{Expected, Found, Verdict, judge};
 use super::{Published, Target};
 use crate::Recipe;
-use crate::report::{self, Block, Choice, Document, Group, Run, Runs, Section, amount};
+use crate::report::{self, Block, Choice, Document, Group, Run, Runs, Section};
 use crate::run::Status;
 use crate::stats::Interval;
 use crate::sweep::{State, Sweep};
-use crate::table::Table;
+use crate::table::{Table, mean_text};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -249,7 +249,7 @@ fn cells_table(target: Target, published: &Published, outcomes: &[&Outcome]) -> 
     let mut table = Table::new(head).text(&["optimizer", "verdict", "because"]).caption(caption);
     for outcome in outcomes {
         let estimate =
-            |choice| outcome.estimate(choice).map_or("–".into(), |e| amount(&e, outcome.metric()));
+            |choice| outcome.estimate(choice).map_or("–".into(), |e| mean_text(outcome.metric(), &e));
         let expected = match outcome.cell.expected {
             Expected::Value { published, .. } => format!("{published:.2}"),
             Expected::AtLeast(bound) => format!("≥ {bound:.2}"),
@@ -267,7 +267,9 @@ fn cells_table(target: Target, published: &Published, outcomes: &[&Outcome]) -> 
             outcome.reason.clone(),
         ]);
     }
-    table.note("Mean ± half of Student's 95 % interval over the seeds that finished; runs: finished of all.");
+    table.note(
+        "Means over the seeds that finished, ± half the width of Student's 95 % confidence interval; runs: finished of all.",
+    );
     table.note(
         "Best on test is what the paper publishes: the epoch was chosen by the test set itself, which makes it an \
          optimistic figure. The verdict is on it.",

@@ -102,7 +102,7 @@ pub fn judge(expected: &Expected, found: &Found) -> (Verdict, String) {
             let away = estimate.mean - published;
             (
                 away.abs() <= tolerance + half,
-                format!("{away:+.2}, up to ±{:.2} is the same", tolerance + half),
+                format!("{away:+.2}, up to ±{:.2} counts as the same", tolerance + half),
             )
         }
         Expected::AtLeast(bound) => {
@@ -170,7 +170,7 @@ mod tests {
     fn the_reason_says_what_is_missing() {
         let value = Expected::Value { published: 95.0, tolerance: 0.25 };
         let found = Found { estimate: estimate(94.5, 0.1, 2), seeds: 3, ..Found::default() };
-        assert_eq!(judge(&value, &found).1, "-0.50, up to ±0.35 is the same, 2 of 3 seeds");
+        assert_eq!(judge(&value, &found).1, "-0.50, up to ±0.35 counts as the same, 2 of 3 seeds");
         let found = Found { failure: Some("cifar10 is not there".into()), ..Found::default() };
         assert_eq!(judge(&value, &found), (Verdict::NotRun, "cifar10 is not there".into()));
     }

@@ -1,7 +1,7 @@
 //! What a run would train, without a step of it.
 use super::open::{device, length};
 use super::optimizers::Optimizers;
-use super::{RunError, task};
+use super::{RunError, Split, task};
 use crate::data::Search;
 use crate::{Recipe, Registries};
 use serde_json::Value;
@@ -37,6 +37,18 @@ impl Inspection {
         let (epochs, steps) = length(recipe, |_| batches);
         Self { epochs, steps, ..self }
     }
+}
+
+/// Evaluates the start of the test set of a run that has not begun, for as long as `more`, told the samples of each batch,
+/// asks for another.
+pub(crate) fn evaluate_start(
+    recipe: &Recipe,
+    registries: &Registries,
+    search: &Search,
+    more: &mut dyn FnMut(u64) -> bool,
+) -> Result<(), RunError> {
+    let mut task = task::of(recipe, registries, search, &device(recipe)?)?;
+    task.evaluate_while(Split::Test, more).map(drop)
 }
 
 /// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an

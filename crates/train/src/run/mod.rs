@@ -42,6 +42,7 @@ pub use watch::{Tick, Watch};
 
 pub(crate) use files::replace as replace_file;
 pub(crate) use folder::write_recipe;
+pub(crate) use inspect::evaluate_start;
 pub(crate) use progress::print;
 pub(crate) use timing::peak_megabytes;
 

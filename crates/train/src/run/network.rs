@@ -197,7 +197,11 @@ impl Task for Network {
     }
 
     /// In evaluation mode. What the model carries is the same before and after.
-    fn evaluate(&mut self, split: Split) -> Result<Values, RunError> {
+    fn evaluate_while(
+        &mut self,
+        split: Split,
+        more: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Values, RunError> {
         let device = self.device.clone();
         let batches: Batches = match (&self.source, split) {
             (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
@@ -218,6 +222,9 @@ impl Task for Network {
                 sums.loss += scalar(&loss.nll)? * batch.samples as f64;
                 sums.samples += batch.samples;
                 sums.correct += network.correct(&loss, &batch)?;
+                if !more(batch.samples) {
+                    break;
+                }
             }
             Ok(network.values(&sums))
         })

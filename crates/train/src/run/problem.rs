@@ -86,7 +86,7 @@ impl Task for Minimisation {
         Values::new()
     }
 
-    fn evaluate(&mut self, _: Split) -> Result<Values, RunError> {
+    fn evaluate_while(&mut self, _: Split, _: &mut dyn FnMut(u64) -> bool) -> Result<Values, RunError> {
         Ok(vec![("loss", self.value_and_gradient()?.0)])
     }
 

@@ -51,7 +51,12 @@ pub(crate) trait Task {
     /// What a training line says of an epoch; nothing where a mean over the epoch means nothing.
     fn epoch_values(&self, sums: &Sums) -> Values;
     /// The figures of a split for the parameters as they are.
-    fn evaluate(&mut self, split: Split) -> Result<Values, RunError>;
+    fn evaluate(&mut self, split: Split) -> Result<Values, RunError> {
+        self.evaluate_while(split, &mut |_| true)
+    }
+    /// The same over as many batches as `more`, told the samples of each, asks for.
+    fn evaluate_while(&mut self, split: Split, more: &mut dyn FnMut(u64) -> bool)
+    -> Result<Values, RunError>;
     /// Gathers the running statistics anew: the mean over all batches of an epoch as they were trained on.
     fn gather_statistics(&mut self, epoch: u64) -> Result<(), RunError>;
     /// What is carried from one batch to the next, by name.

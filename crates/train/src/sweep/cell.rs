@@ -3,7 +3,7 @@ use super::{Run, State};
 use crate::recipe::Select;
 use crate::run::{Status, Summary};
 use crate::stats::{Better, Interval, student};
-use crate::table::Table;
+use crate::table::{Table, mean_text, unit};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
@@ -146,21 +146,6 @@ fn trial(run: &Run, metric: Option<&str>) -> Trial {
     }
 }
 
-/// A value of a metric for people, with the number after ± if there is one: `97.41 ± 0.12 %`.
-pub fn shown(metric: &str, value: f64, half_width: Option<f64>) -> String {
-    let (scale, unit) = if metric.ends_with("accuracy") { (100.0, " %") } else { (1.0, "") };
-    let small = value != 0.0 && value.abs() < 1e-2;
-    let number = |x: f64| match metric.rsplit('.').next() {
-        Some("accuracy" | "perplexity") => format!("{:.2}", scale * x),
-        _ if small || value.abs() >= 1e5 => format!("{x:.3e}"),
-        _ => format!("{x:.4}"),
-    };
-    match half_width {
-        Some(half) => format!("{} ± {}{unit}", number(value), number(half)),
-        None => format!("{}{unit}", number(value)),
-    }
-}
-
 /// A setting's value for people.
 pub(crate) fn text(value: &Value) -> String {
     match value {
@@ -173,11 +158,14 @@ pub(crate) fn text(value: &Value) -> String {
 pub fn table(cells: &[Cell]) -> String {
     let keys = columns(cells);
     let metric = cells.iter().find_map(|cell| cell.metric.clone()).unwrap_or_else(|| "metric".to_owned());
+    let percent = if unit(&metric).is_empty() { "" } else { ", %" };
     let readable = metric.replace('.', " ");
     let head = keys.iter().map(|key| key.strip_prefix("optimizer.").unwrap_or(key).to_owned());
     let head = head.map(|key| if key == "name" { "recipe".to_owned() } else { key });
-    let results = ["runs".to_owned(), format!("best {readable}"), format!("last {readable}")];
-    let chosen = cells.iter().any(|cell| cell.select == "val").then(|| format!("{readable} at best val"));
+    let results =
+        ["runs".to_owned(), format!("best {readable}{percent}"), format!("last {readable}{percent}")];
+    let chosen =
+        cells.iter().any(|cell| cell.select == "val").then(|| format!("{readable} at best val{percent}"));
     type Count = fn(&Cell) -> usize;
     let troubles: [(&str, Count); 2] = [("diverged", |c| c.diverged), ("failed", |c| c.failed)];
     let troubles: Vec<_> = troubles.into_iter().filter(|(_, of)| cells.iter().any(|c| of(c) > 0)).collect();
@@ -186,7 +174,7 @@ pub fn table(cells: &[Cell]) -> String {
     );
     for cell in cells {
         let value = |interval: Option<Interval>| match (interval, &cell.metric) {
-            (Some(interval), Some(metric)) => shown(metric, interval.mean, interval.half_width()),
+            (Some(interval), Some(metric)) => mean_text(metric, &interval),
             _ => "-".to_owned(),
         };
         let settings = keys.iter().map(|key| match key.as_str() {
@@ -201,7 +189,8 @@ pub fn table(cells: &[Cell]) -> String {
     }
     let mut out = table.markdown();
     if cells.iter().any(|cell| cell.runs.len() > 1) {
-        out += "Means over the seeds that finished ± half of the 95 % interval (Student's t).\n";
+        out +=
+            "Means over the seeds that finished, ± half the width of Student's 95 % confidence interval.\n";
     }
     if cells.iter().any(|cell| cell.select == "test") {
         out += "The best epoch was chosen on the test set, as in the paper: an optimistic figure.\n";

@@ -18,7 +18,7 @@ pub mod slurm;
 mod view;
 
 pub(crate) use cell::text as setting_text;
-pub use cell::{Cell, Trial, shown, table};
+pub use cell::{Cell, Trial, table};
 pub use processes::Processes;
 
 use crate::run::{self, Options, RunError, Status, Summary};

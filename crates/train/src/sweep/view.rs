@@ -1,7 +1,7 @@
 //! What the user sees of a sweep: on a terminal a bar a running job and the grid as it fills, else a line a run.
-use super::cell::shown;
 use super::{Run, State, Sweep};
 use crate::run::{Show, Status, Tick};
+use crate::table::{amount, unit};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::{BTreeMap, HashMap};
 use std::io::IsTerminal;
@@ -187,7 +187,7 @@ fn value(run: &Run) -> Option<String> {
     let summary = run.summary().filter(|summary| summary.status == Status::Finished)?;
     let keys = ["test", "val", "train"].map(|split| format!("{split}.{}", summary.metric));
     let found = |key: &String| summary.selected.get(key).or_else(|| summary.last.get(key)).copied();
-    keys.iter().find_map(|key| Some(shown(key, found(key)?, None)))
+    keys.iter().find_map(|key| Some(format!("{}{}", amount(key, found(key)?, None), unit(key))))
 }
 
 /// What a line says of a run that is done.

@@ -163,6 +163,10 @@ fn completions_know_the_commands() {
         for word in [part, "sweep", "launcher", "plan", "no-probe"] {
             assert!(script.contains(word), "{word} in the completions for {shell}");
         }
+        // Options that are not the user's.
+        for word in ["worker", "serve"] {
+            assert!(!script.contains(word), "{word} in the completions for {shell}");
+        }
     }
 }
 

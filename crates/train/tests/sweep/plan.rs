@@ -90,8 +90,11 @@ fn a_probe_estimates_a_whole_sweep_and_leaves_nothing() {
     assert_eq!(probe["steps"], 9);
     let number = |value: &Value| value.as_f64().unwrap();
     assert!(number(&probe["step_seconds"]) > 0.0);
-    // Three evaluations of 32 images, two training batches each, at a third.
-    let run = number(&probe["step_seconds"]) * (12.0 + 3.0 * 2.0 / 3.0);
+    // 32 images in batches of 16, as in training: the first batch is warm-up.
+    assert_eq!(probe["evaluation_batches"], 1);
+    assert!(number(&probe["evaluation_seconds"]) > 0.0);
+    // Twelve steps and three evaluations.
+    let run = 12.0 * number(&probe["step_seconds"]) + 3.0 * number(&probe["evaluation_seconds"]);
     assert!((number(&probe["run_seconds"]) / run - 1.0).abs() < 1e-12, "{probe}");
     assert!((number(&estimate["seconds"]) / (12.0 * run) - 1.0).abs() < 1e-12);
     assert_eq!(estimate["seconds"], estimate["missing_seconds"]);

@@ -1,6 +1,7 @@
 //! A network with the data it learns from, as a task.
 use super::RunError;
 use super::checkpoint::Sums;
+use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
@@ -9,7 +10,7 @@ use crate::data::{
     SplitSize, TextStream,
 };
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -112,10 +113,10 @@ impl Network {
     }
 
     /// How many answers were right, for classes.
-    fn correct(&self, loss: &Loss, batch: &Batch) -> Result<u64, RunError> {
+    fn correct(&self, loss: &Loss, batch: &Batch) -> Result<Figure, RunError> {
         match (&loss.logits, self.is_classification()) {
             (Some(logits), true) => correct(logits, &batch.target),
-            _ => Ok(0),
+            _ => Ok(Figure::Known(0.0)),
         }
     }
 
@@ -182,8 +183,8 @@ impl Task for Network {
         let _span = op_span!("graph", "forward", 0);
         let loss = self.loss(&batch, Mode::Train { seed: self.seed, step: draw })?;
         Ok(Some(Gradient {
-            total: scalar(&loss.total)?,
-            raw: scalar(&loss.nll)?,
+            total: Figure::of(&loss.total)?,
+            raw: Figure::of(&loss.nll)?,
             correct: self.correct(&loss, &batch)?,
             samples: batch.samples,
             rate_scale: batch.rate_scale,
@@ -211,13 +212,16 @@ impl Task for Network {
             }
         };
         self.afresh(|network| {
-            let mut sums = Sums::default();
+            let (mut figures, mut samples) = (Vec::new(), Vec::new());
             for batch in batches {
                 let batch = batch?;
                 let loss = network.model.loss(&batch.input, &batch.target, Mode::Eval)?;
-                sums.loss += scalar(&loss.nll)? * batch.samples as f64;
-                sums.samples += batch.samples;
-                sums.correct += network.correct(&loss, &batch)?;
+                figures.extend([Figure::of(&loss.nll)?, network.correct(&loss, &batch)?]);
+                samples.push(batch.samples);
+            }
+            let mut sums = Sums::default();
+            for (of_batch, samples) in read_all(&figures)?.chunks_exact(2).zip(samples) {
+                sums.add(of_batch[0], of_batch[1], samples);
             }
             Ok(network.values(&sums))
         })
@@ -360,14 +364,14 @@ fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<
     })
 }
 
-/// A scalar tensor as f64.
-fn scalar(tensor: &Tensor) -> Result<f64, RunError> {
-    Ok(tensor.to_dtype(DType::F64)?.to_scalar()?)
-}
-
-/// How many rows have their largest logit (the first of equals) at the target.
-fn correct(logits: &Tensor, target: &Tensor) -> Result<u64, RunError> {
+/// How many rows have their largest logit (the first of equals) at the target. A GPU counts them itself.
+fn correct(logits: &Tensor, target: &Tensor) -> Result<Figure, RunError> {
+    if !logits.device().is_cpu() {
+        let right = logits.detach().argmax(D::Minus1)?.eq(target)?;
+        return Figure::of(&right.to_dtype(DType::F32)?.sum_all()?);
+    }
     let (logits, target) = (logits.detach().to_vec2::<f32>()?, target.to_vec1::<u32>()?);
     let largest = |row: &[f32]| (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
-    Ok(logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize).count() as u64)
+    let right = logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize);
+    Ok(Figure::Known(right.count() as f64))
 }

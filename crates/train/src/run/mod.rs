@@ -14,6 +14,7 @@ mod average;
 pub(crate) mod checkpoint;
 mod error;
 mod evaluate;
+mod feed;
 mod figure;
 mod files;
 pub(crate) mod folder;

@@ -1,6 +1,7 @@
 //! A network with the data it learns from, as a task.
 use super::RunError;
 use super::checkpoint::Sums;
+use super::feed::Feed;
 use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
@@ -27,6 +28,8 @@ pub(crate) struct Network {
     device: Device,
     seed: u64,
     source: Source,
+    /// How images come to a GPU.
+    feed: Option<Arc<Feed>>,
     batches: Peekable<Batches>,
 }
 
@@ -73,9 +76,13 @@ impl Network {
         let config = Value::Object(model.config.clone());
         let entry = registries.models.get(&model.name)?;
         let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
+        let feed = match &source {
+            Source::Images { train, .. } if !device.is_cpu() => Some(Arc::new(Feed::new(train, device)?)),
+            _ => None,
+        };
         let (device, seed) = (device.clone(), recipe.seed);
         let batches = (Box::new(std::iter::empty()) as Batches).peekable();
-        Ok(Self { params, model, provenance, device, seed, source, batches })
+        Ok(Self { params, model, provenance, device, seed, source, feed, batches })
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.
@@ -88,15 +95,23 @@ impl Network {
         let device = self.device.clone();
         let start = usize::try_from(start).unwrap_or(usize::MAX);
         match &self.source {
-            Source::Images { train, .. } => {
-                let dims = train.shape();
-                Box::new(train.epoch(epoch, start).map(move |batch| images(batch, dims, &device)))
-            }
+            Source::Images { train, .. } => self.image_batches(train, epoch, start),
             Source::Text { train, lengths, .. } => {
                 let stream = train.clone();
                 let windows = train.windows(self.seed, epoch, *lengths).skip(start);
                 Box::new(windows.map(move |w| tokens(&stream, w, &device)))
             }
+        }
+    }
+
+    fn image_batches(&self, set: &ImagePipeline, epoch: u64, start: usize) -> Batches {
+        let (dims, device) = (set.shape(), self.device.clone());
+        match self.feed.clone() {
+            Some(feed) => {
+                let batches = set.byte_epoch(epoch, start);
+                Box::new(batches.map(move |batch| fed(batch, &feed, &device)))
+            }
+            None => Box::new(set.epoch(epoch, start).map(move |batch| images(batch, dims, &device))),
         }
     }
 
@@ -202,8 +217,7 @@ impl Task for Network {
         let device = self.device.clone();
         let batches: Batches = match (&self.source, split) {
             (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
-                let dims = set.shape();
-                Box::new(set.epoch(0, 0).map(move |batch| images(batch, dims, &device)))
+                self.image_batches(set, 0, 0)
             }
             (Source::Text { val, test, lengths, .. }, _) => {
                 let stream = if split == Split::Val { val.clone() } else { test.clone() };
@@ -338,18 +352,29 @@ fn images(
     (h, w, c): (usize, usize, usize),
     device: &Device,
 ) -> Result<Batch, RunError> {
-    let n = batch.n;
-    let mixed = match batch.mix {
+    let input = Tensor::from_vec(batch.pixels, (batch.n, h, w, c), device)?;
+    labelled(input, batch.labels, batch.mix, device)
+}
+
+/// A batch that a GPU makes of bytes.
+fn fed(batch: data::ByteBatch, feed: &Feed, device: &Device) -> Result<Batch, RunError> {
+    let input = feed.images(&batch)?;
+    labelled(input, batch.labels, batch.mix.map(|(mix, _)| mix), device)
+}
+
+fn labelled(
+    input: Tensor,
+    labels: Vec<u32>,
+    mix: Option<data::Mix>,
+    device: &Device,
+) -> Result<Batch, RunError> {
+    let n = labels.len();
+    let mixed = match mix {
         Some(mix) => Some((Tensor::from_vec(mix.labels, n, device)?, f64::from(mix.part))),
         None => None,
     };
-    Ok(Batch {
-        input: Tensor::from_vec(batch.pixels, (n, h, w, c), device)?,
-        target: Tensor::from_vec(batch.labels, n, device)?,
-        mixed,
-        samples: n as u64,
-        rate_scale: 1.0,
-    })
+    let target = Tensor::from_vec(labels, n, device)?;
+    Ok(Batch { input, target, mixed, samples: n as u64, rate_scale: 1.0 })
 }
 
 fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<Batch, RunError> {

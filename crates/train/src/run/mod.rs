@@ -402,6 +402,7 @@ impl Run<'_> {
         if logs || self.pending.is_full() || self.seen.is_none() {
             self.settle()?;
         }
+        let logged = if logs { Some((batch.raw.read()?, norm.read()?)) } else { None };
         let raw = batch.raw.known().or(self.seen).unwrap_or(f64::NAN);
         let (lr, epochs) = (self.optimizers.lr() * scheduled, self.epochs);
         let (metrics, metric) = (&self.metrics, self.metric);
@@ -410,8 +411,7 @@ impl Run<'_> {
             format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}{measured}", progress::short("loss", raw))
         });
         self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
-        if logs {
-            let (loss, norm) = (batch.raw.read()?, norm.read()?);
+        if let Some((loss, norm)) = logged {
             self.record(Split::Train, vec![("loss", loss), ("lr", lr), ("grad_norm", norm)])?;
         }
         if probe && let Some(probe) = self.optimizers.main().probe() {

@@ -215,10 +215,9 @@ fn a_step_is_a_handful_of_launches_and_waits_for_nothing() {
 #[test]
 fn nothing_is_waited_for_until_the_optimizer_settles() {
     const STEPS: usize = 20;
-    let names = ["decgd", "decgdw", "aegd", "aegdw", "adam", "sgdm"];
-    let cases: Vec<_> = cases().into_iter().filter(|(name, _)| names.contains(name)).collect();
-    let Some(device) = standin::device(&cases, &[DType::F32]) else { return };
-    for (name, config) in &cases {
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    // AdaGD reads two norms every step.
+    for (name, config) in cases().iter().filter(|(name, _)| *name != "adagd") {
         let mut twin = Twin::new(name, config, &[1000, 33], DType::F32, &device);
         // The first step compiles.
         twin.step_deferred(1, Twin::loss(1));
@@ -243,9 +242,8 @@ fn nothing_is_waited_for_until_the_optimizer_settles() {
 /// also the optimizers that do not follow it.
 #[test]
 fn without_clipping_a_step_has_the_same_bits_and_the_same_refusals() {
-    let cases: Vec<_> = cases().into_iter().filter(|(name, _)| ["adam", "decgd"].contains(name)).collect();
-    let Some(device) = standin::device(&cases, &[DType::F32]) else { return };
-    for (name, config) in &cases {
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    for (name, config) in cases().iter().filter(|(name, _)| ["adam", "decgd"].contains(name)) {
         let step = |twin: &mut Twin, t: usize, loss: f32, grads: &GradStore| {
             let loss = Tensor::from_vec(vec![loss], (), &device).unwrap();
             let norm = global_norm_on_device(grads, &twin.vars).unwrap();

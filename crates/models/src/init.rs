@@ -119,7 +119,9 @@ impl SimpleBackend for Params {
             return Ok(var.as_tensor().clone());
         }
         let values = draw(&shape, init, Rng::new(self.seed, "init", name, 0));
-        let var = Var::from_tensor(&Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?)?;
+        // Rounded before it moves: not every device has f64.
+        let values = Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?;
+        let var = Var::from_tensor(&values.to_device(device)?)?;
         let tensor = var.as_tensor().clone();
         vars.insert(name.to_owned(), var);
         Ok(tensor)

@@ -288,11 +288,13 @@ impl Model for LanguageModel {
             self.carry.clear();
             return Ok(());
         }
-        let find = |name: String| carry.iter().find(|(n, _)| *n == name).map(|(_, t)| t.detach()).ok_or(name);
+        let device = self.encoder.device();
+        let place = |(_, t): &(String, Tensor)| t.detach().to_device(device);
+        let find = |name: String| carry.iter().find(|(n, _)| *n == name).ok_or(name);
         let (mut states, mut missing) = (Vec::new(), Vec::new());
         for l in 0..self.layers.len() {
             match (find(format!("h.{l}")), find(format!("c.{l}"))) {
-                (Ok(h), Ok(c)) => states.push(LstmState { h, c }),
+                (Ok(h), Ok(c)) => states.push(LstmState { h: place(h)?, c: place(c)? }),
                 (h, c) => missing.extend([h.err(), c.err()].into_iter().flatten()),
             }
         }

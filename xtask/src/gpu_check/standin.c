@@ -1,6 +1,9 @@
 // A stand-in for the CUDA driver on a machine without a GPU: device memory is host memory of exact size, a launch runs the
 // host build of the kernel, and everything that would make the host wait is counted. What it does not have says so.
 //
+// In a dry run (standin_dry) launches do nothing and all memory is zero: it shows what a program asks of the driver, in
+// which order and where it waits, whatever kernels it uses.
+//
 // STANDIN_FAULT sows a fault into every launch of a step: swapped-arguments, swapped-pointers, wrong-stride, off-by-one.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,7 +21,9 @@ struct Function {
   char name[200];
 };
 
-static unsigned long long counts[2];
+// Launches; waits for all that was asked for; waits for one event; pinned buffers.
+static unsigned long long counts[4];
+static int dry;
 static Handle kernels;
 static __thread Handle current;
 
@@ -27,6 +32,7 @@ void standin_kernels(const char *path) {
   kernels = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!kernels) fprintf(stderr, "stand-in: %s\n", dlerror());
 }
+void standin_dry(void) { dry = 1; }
 static Result waits(void) { return counts[1]++, 0; }
 
 Result cuInit(unsigned flags) { return 0; }
@@ -51,10 +57,14 @@ Result cuStreamIsCapturing(Handle stream, int *status) { return *status = 0, 0; 
 Result cuEventCreate(Handle *event, unsigned flags) { return *event = malloc(1), 0; }
 Result cuEventDestroy_v2(Handle event) { return free(event), 0; }
 Result cuEventRecord(Handle event, Handle stream) { return 0; }
-Result cuEventSynchronize(Handle event) { return waits(); }
+Result cuEventSynchronize(Handle event) { return counts[2]++, 0; }
 Result cuEventQuery(Handle event) { return 0; }
 
-Result cuMemAlloc_v2(Pointer *at, size_t n) { return *at = (Pointer)(uintptr_t)malloc(n), n ? 0 : 1; }
+Result cuMemAlloc_v2(Pointer *at, size_t n) {
+  return *at = (Pointer)(uintptr_t)(dry ? calloc(1, n) : malloc(n)), n ? 0 : 1;
+}
+Result cuMemHostAlloc(void **at, size_t n, unsigned flags) { return *at = malloc(n), counts[3]++, 0; }
+Result cuMemFreeHost(void *at) { return free(at), 0; }
 Result cuMemAllocAsync(Pointer *at, size_t n, Handle stream) { return cuMemAlloc_v2(at, n); }
 Result cuMemFreeAsync(Pointer at, Handle stream) { return free((void *)(uintptr_t)at), 0; }
 Result cuMemFree_v2(Pointer at) { return free((void *)(uintptr_t)at), waits(); }
@@ -79,12 +89,12 @@ Result cuModuleUnload(Handle module) { return free(module), 0; }
 Result cuModuleGetFunction(Handle *function, Handle module, const char *name) {
   char text[300];
   snprintf(text, sizeof text, ".entry %s(", name);
-  if (!strstr(module, text)) return fprintf(stderr, "stand-in: no entry %s in the PTX\n", name), 500;
+  if (!dry && !strstr(module, text)) return fprintf(stderr, "stand-in: no entry %s in the PTX\n", name), 500;
   snprintf(text, sizeof text, "host_%s", name);
   struct Function *found = malloc(sizeof *found);
   found->kernel = kernels ? (Kernel)dlsym(kernels, text) : 0;
   snprintf(found->name, sizeof found->name, "%s", name);
-  if (!found->kernel) return fprintf(stderr, "stand-in: no host build of %s\n", name), 500;
+  if (!dry && !found->kernel) return fprintf(stderr, "stand-in: no host build of %s\n", name), 500;
   return *function = found, 0;
 }
 
@@ -92,6 +102,7 @@ Result cuLaunchKernel(Handle handle, unsigned gx, unsigned gy, unsigned gz, unsi
                       unsigned shared, Handle stream, void **args, void **extra) {
   if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024 || gy > 65535 || gz > 65535) return 1;
   counts[0]++;
+  if (dry) return 0;
   const struct Function *function = handle;
   const unsigned grid[] = {gx, gy};
   const char *end = strrchr(function->name, '_'), *fault = getenv("STANDIN_FAULT");

@@ -1,5 +1,5 @@
 //! Softmax cross-entropy.
-use super::{dtype_error, indices, shape_error, slice, tensor};
+use super::{dtype_error, index_dtype, indices, shape_error, slice, tensor};
 use crate::kernels::softmax::{Row, row};
 use crate::kernels::{Isa, Real};
 use crate::{Error, Result, op_span};
@@ -23,7 +23,8 @@ pub struct CrossEntropy {
 ///
 /// On the CPU the gradient is made in the forward pass, while a row is in cache, and handed out in the backward
 /// pass; its entries below 1e-30 are zero. Losses are summed in f64 in the order of the rows. On other devices it
-/// is composed of candle's log-softmax and gather.
+/// is composed of candle's log-softmax and gather, and the targets are not looked at, because that would wait for the
+/// device: candle's kernels stop at one that is no class, and where all are ignored the loss is not a number.
 ///
 /// ```
 /// # fn main() -> taper_models::Result<()> {
@@ -49,11 +50,25 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor, options: &CrossEntropy) 
     if !matches!(logits.dtype(), DType::F32 | DType::F64) {
         return Err(dtype_error(OP, "f32 or f64 for logits", logits.dtype()));
     }
-    let rows = target_rows(OP, targets, classes, options)?;
+    check(OP, options)?;
     if !logits.device().is_cpu() {
-        return Ok(composed(logits, &rows, options)?);
+        index_dtype(OP, targets)?;
+        return Ok(composed(logits, targets, options)?);
     }
+    let rows = target_rows(OP, targets, classes, options)?;
     Ok(logits.contiguous()?.apply_op1(Op { rows, gradient: Mutex::new(None), wanted: logits.track_op() })?)
+}
+
+/// Refuses options outside their ranges.
+fn check(op: &'static str, options: &CrossEntropy) -> Result<()> {
+    let smoothing = options.label_smoothing;
+    match (0.0..=1.0).contains(&smoothing) {
+        true => Ok(()),
+        false => {
+            let found = smoothing.to_string();
+            Err(Error::Argument { op, expected: "label_smoothing in 0..=1", found })
+        }
+    }
 }
 
 /// What each row is compared with; `None` for a row that is ignored.
@@ -63,14 +78,8 @@ pub(super) fn target_rows(
     classes: usize,
     options: &CrossEntropy,
 ) -> Result<Vec<Option<Row>>> {
+    check(op, options)?;
     let smoothing = options.label_smoothing;
-    if !(0.0..=1.0).contains(&smoothing) {
-        return Err(Error::Argument {
-            op,
-            expected: "label_smoothing in 0..=1",
-            found: smoothing.to_string(),
-        });
-    }
     let classes = indices(op, targets, classes, options.ignore_index)?;
     let counted = classes.iter().flatten().count();
     if counted == 0 {
@@ -147,17 +156,38 @@ impl CustomOp1 for Op {
     }
 }
 
-/// The same of candle's ops, for devices without ours.
-fn composed(logits: &Tensor, rows: &[Option<Row>], options: &CrossEntropy) -> candle_core::Result<Tensor> {
-    let device = logits.device();
+/// The same of candle's ops, for devices without ours. Waits for nothing.
+fn composed(logits: &Tensor, targets: &Tensor, options: &CrossEntropy) -> candle_core::Result<Tensor> {
     let likelihoods = candle_nn::ops::log_softmax(logits, D::Minus1)?;
-    let class = rows.iter().map(|row| row.map_or(0, |row| row.class as u32)).collect::<Vec<_>>();
-    let weight = rows.iter().map(|row| row.map_or(0.0, |row| row.scale)).collect::<Vec<_>>();
-    let weight = Tensor::new(weight, device)?.to_dtype(logits.dtype())?;
-    let right = likelihoods.gather(&Tensor::new(class, device)?.unsqueeze(1)?, 1)?.squeeze(1)?;
+    let counted = match options.ignore_index {
+        Some(ignored) => Some(counted(targets, ignored)?),
+        None => None,
+    };
+    // An ignored row may hold a class that there is not: it looks at class 0, with no weight.
+    let classes = match &counted {
+        Some(counted) => counted.where_cond(targets, &targets.zeros_like()?)?,
+        None => targets.clone(),
+    };
+    let right = likelihoods.gather(&classes.unsqueeze(1)?, 1)?.squeeze(1)?;
     let smoothing = options.label_smoothing;
-    let mean = (likelihoods.mean(1)? * smoothing)?;
-    ((right * (1.0 - smoothing))? + mean)?.mul(&weight)?.sum_all()?.neg()
+    let rows = ((right * (1.0 - smoothing))? + (likelihoods.mean(1)? * smoothing)?)?;
+    match counted {
+        Some(counted) => {
+            let weight = counted.to_dtype(logits.dtype())?;
+            (rows * &weight)?.sum_all()?.div(&weight.sum_all()?)?.neg()
+        }
+        None => rows.mean_all()?.neg(),
+    }
+}
+
+/// Which targets are not ignored.
+fn counted(targets: &Tensor, ignored: i64) -> candle_core::Result<Tensor> {
+    match (targets.dtype(), u32::try_from(ignored)) {
+        (DType::U32, Ok(ignored)) => targets.ne(ignored),
+        // No u32 is negative, or larger than the largest.
+        (DType::U32, Err(_)) => targets.ones_like()?.to_dtype(DType::U8),
+        _ => targets.ne(ignored),
+    }
 }
 
 #[cfg(test)]
@@ -172,9 +202,8 @@ mod tests {
         let targets = Tensor::new(&[3i64, -100, 0, 6, 2], &Device::Cpu)?;
         for label_smoothing in [0.0, 0.1, 1.0] {
             let options = CrossEntropy { ignore_index: Some(-100), label_smoothing };
-            let rows = target_rows(OP, &targets, 7, &options)?;
             let (ours, theirs) =
-                (cross_entropy(&logits, &targets, &options)?, composed(&logits, &rows, &options)?);
+                (cross_entropy(&logits, &targets, &options)?, composed(&logits, &targets, &options)?);
             let (ga, gb) = (ours.backward()?, theirs.backward()?);
             let difference = |a: &Tensor, b: &Tensor| -> candle_core::Result<f64> {
                 (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar()

@@ -53,6 +53,8 @@ impl Mask {
 
     /// The mask of a tensor whose elements are zero or one common factor.
     pub fn from_tensor(mask: &Tensor) -> Result<Self> {
+        // First to the CPU: not every device has f64.
+        let mask = mask.to_device(&Device::Cpu)?;
         let values = mask.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
         let scale = values.iter().copied().find(|v| *v != 0.0).unwrap_or(1.0);
         if let Some(other) = values.iter().find(|v| **v != 0.0 && **v != scale) {
@@ -63,10 +65,10 @@ impl Mask {
         Ok(Self { keep, scale, shape: mask.shape().clone() })
     }
 
-    /// The factors as a tensor.
+    /// The factors as a tensor. A byte an element goes to the device, which is not waited for.
     pub fn to_tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
-        let values: Vec<f64> = self.keep.iter().map(|keep| f64::from(*keep) * self.scale).collect();
-        Ok(Tensor::from_vec(values, &self.shape, device)?.to_dtype(dtype)?)
+        let keep = Tensor::from_slice(&self.keep, &self.shape, device)?;
+        Ok(keep.to_dtype(dtype)?.affine(self.scale, 0.0)?)
     }
 
     /// The shape it was drawn for.

@@ -1,5 +1,5 @@
 //! Embedding lookup.
-use super::{Mask, dtype_error, indices, shape_error, slice, with_slice};
+use super::{Mask, dtype_error, index_dtype, indices, shape_error, slice, with_slice};
 use crate::backward::{deliver, reclaim};
 use crate::kernels::Real;
 use crate::{Result, op_span};
@@ -11,7 +11,8 @@ const OP: &str = "embedding";
 /// Rows of `weight` (`[vocabulary, features]`, f32 or f64) for `tokens` (u32 or i64, any shape): `[…, features]`.
 ///
 /// `rows` drops whole rows of the vocabulary (embedding dropout). The gradient is accumulated row by row in the
-/// order of the tokens. On devices other than the CPU it is composed of candle's index_select and multiplication.
+/// order of the tokens. On devices other than the CPU it is composed of candle's index_select and multiplication, and
+/// the tokens are not looked at, because that would wait for the device: candle's kernels stop at one that is none.
 ///
 /// ```
 /// # fn main() -> taper_models::Result<()> {
@@ -39,11 +40,12 @@ pub fn embedding(weight: &Tensor, tokens: &Tensor, rows: Option<&Mask>) -> Resul
         let (expected, found) = (format!("a mask of {vocabulary} rows"), format!("{:?}", rows.shape()));
         return Err(shape_error(OP, expected, found));
     }
-    let ids: Vec<usize> = indices(OP, tokens, vocabulary, None)?.into_iter().flatten().collect();
     let shape: Vec<usize> = tokens.dims().iter().copied().chain([features]).collect();
     if !weight.device().is_cpu() {
-        return Ok(composed(weight, &ids, rows, shape)?);
+        index_dtype(OP, tokens)?;
+        return Ok(composed(weight, tokens, rows, shape)?);
     }
+    let ids: Vec<usize> = indices(OP, tokens, vocabulary, None)?.into_iter().flatten().collect();
     let op = Embedding { ids, rows: rows.cloned(), shape: shape.into() };
     Ok(weight.contiguous()?.apply_op1(op)?)
 }
@@ -51,12 +53,11 @@ pub fn embedding(weight: &Tensor, tokens: &Tensor, rows: Option<&Mask>) -> Resul
 /// The same of candle's ops, for devices without ours.
 fn composed(
     weight: &Tensor,
-    ids: &[usize],
+    tokens: &Tensor,
     rows: Option<&Mask>,
     shape: Vec<usize>,
 ) -> candle_core::Result<Tensor> {
-    let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
-    let ids = Tensor::new(ids, weight.device())?;
+    let ids = tokens.flatten_all()?;
     let mut y = weight.index_select(&ids, 0)?;
     if let Some(rows) = rows {
         let factors = rows.to_tensor(weight.dtype(), weight.device())?.flatten_all()?;
@@ -151,7 +152,7 @@ mod tests {
         let mask = Mask::from_tensor(&Tensor::new(&[0f64, 2.0, 2.0, 2.0, 0.0, 2.0, 0.0], &Device::Cpu)?)?;
         for rows in [None, Some(&mask)] {
             let ours = embedding(&weight, &tokens, rows)?;
-            let theirs = composed(&weight, &[3, 1, 3, 6], rows, vec![2, 2, 3])?;
+            let theirs = composed(&weight, &tokens, rows, vec![2, 2, 3])?;
             assert_eq!(ours.to_vec3::<f64>()?, theirs.to_vec3::<f64>()?);
             let grad = |y: Tensor| -> Result<_> {
                 Ok(y.sqr()?.sum_all()?.backward()?.get(&weight).unwrap().to_vec2::<f64>()?)

@@ -74,6 +74,14 @@ pub(crate) fn dtype_error(op: &'static str, expected: &'static str, found: DType
     Error::DType { op, expected, found }
 }
 
+/// Refuses a tensor that holds no indices.
+pub(crate) fn index_dtype(op: &'static str, tensor: &Tensor) -> crate::Result<()> {
+    match tensor.dtype() {
+        DType::U32 | DType::I64 => Ok(()),
+        found => Err(dtype_error(op, "u32 or i64 for indices", found)),
+    }
+}
+
 /// The flattened indices of a u32 or i64 tensor, all inside `0..bound`; `None` where one equals `ignore`.
 pub(crate) fn indices(
     op: &'static str,
@@ -81,10 +89,10 @@ pub(crate) fn indices(
     bound: usize,
     ignore: Option<i64>,
 ) -> crate::Result<Vec<Option<usize>>> {
+    index_dtype(op, tensor)?;
     let values = match tensor.dtype() {
         DType::U32 => tensor.flatten_all()?.to_vec1::<u32>()?.into_iter().map(i64::from).collect(),
-        DType::I64 => tensor.flatten_all()?.to_vec1::<i64>()?,
-        found => return Err(dtype_error(op, "u32 or i64 for indices", found)),
+        _ => tensor.flatten_all()?.to_vec1::<i64>()?,
     };
     let check = |(position, index): (usize, i64)| match usize::try_from(index) {
         _ if ignore == Some(index) => Ok(None),

@@ -3,7 +3,7 @@ use super::feature_map::{Element, FeatureMap, Host, dispatch};
 use crate::kernels::conv::Geometry;
 use crate::kernels::{Buf, pool};
 use crate::{Error, Result, op_span};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use std::sync::Arc;
 
 const MAX: &str = "max_pool2d";
@@ -48,11 +48,11 @@ impl Window {
 
 /// The largest element of each window. The gradient goes to the first maximum in row-major order, as in PyTorch.
 ///
-/// On devices other than the CPU the values go to the CPU and back: candle's gradient is wrong for every window
-/// and missing for overlapping ones.
+/// candle's own gradient is wrong for every window and missing for overlapping ones, so on devices other than the CPU this
+/// is composed of its selections and comparisons, whose gradients are right.
 pub fn max_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
     let g = window.geometry(MAX, x.dims()?)?;
-    dispatch!(x, x => max(x, g), t => on_cpu(t, |x| max_pool2d(x, window)))
+    dispatch!(x, x => max(x, g), t => composed_max(t, &g))
 }
 
 fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
@@ -77,14 +77,14 @@ fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
 
 /// The mean of each window; padding counts as zeros (PyTorch's `count_include_pad`, its default).
 ///
-/// On devices other than the CPU this is candle's own op where its gradient is right (windows that tile the
-/// image), else the values go to the CPU and back.
+/// On devices other than the CPU this is candle's own op where its gradient is right (windows that tile the image), else
+/// composed of its selections and additions.
 pub fn avg_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
     let g = window.geometry(AVERAGE, x.dims()?)?;
     dispatch!(x, x => average(x, g), t => {
         let tiles = g.kernel == g.stride && g.pad == [0, 0] && g.h % g.kernel[0] == 0 && g.w % g.kernel[1] == 0;
         if !tiles {
-            return on_cpu(t, |x| avg_pool2d(x, window));
+            return composed_average(t, &g);
         }
         let y = t.permute((0, 3, 1, 2))?.contiguous()?.avg_pool2d((g.kernel[0], g.kernel[1]))?;
         Ok(FeatureMap::Composed(y.permute((0, 2, 3, 1))?.contiguous()?))
@@ -121,7 +121,40 @@ pub fn global_avg_pool(x: &FeatureMap) -> Result<Tensor> {
     }
 }
 
-fn on_cpu(x: &Tensor, f: impl FnOnce(&FeatureMap) -> Result<FeatureMap>) -> Result<FeatureMap> {
-    let y = f(&FeatureMap::enter(&x.to_device(&Device::Cpu)?)?)?.leave()?;
-    Ok(FeatureMap::Composed(y.to_device(x.device())?))
+/// The pixels that are number (dy, dx) of their windows, one for each window. What lies outside the image is the pixel of
+/// the image nearest to it, which is in the same window.
+fn tap(x: &Tensor, g: &Geometry, dy: usize, dx: usize) -> candle_core::Result<Tensor> {
+    let along = |outputs: usize, axis: usize, offset: usize, size: usize| {
+        let at = |o: usize| (o * g.stride[axis] + offset).saturating_sub(g.pad[axis]).min(size - 1) as u32;
+        Tensor::from_iter((0..outputs).map(at), x.device())
+    };
+    x.index_select(&along(g.oh(), 0, dy, g.h)?, 1)?.index_select(&along(g.ow(), 1, dx, g.w)?, 2)
+}
+
+fn taps(g: &Geometry) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let [kh, kw] = g.kernel;
+    (0..kh).flat_map(move |dy| (0..kw).map(move |dx| (dy, dx)))
+}
+
+/// The maximum as our kernel takes it: the first of equals, NaN wins.
+fn composed_max(x: &Tensor, g: &Geometry) -> Result<FeatureMap> {
+    let x = x.contiguous()?;
+    let mut largest = tap(&x, g, 0, 0)?;
+    for (dy, dx) in taps(g).skip(1) {
+        let next = tap(&x, g, dy, dx)?;
+        let larger = next.gt(&largest)?.where_cond(&next, &largest)?;
+        largest = next.ne(&next)?.where_cond(&next, &larger)?;
+    }
+    Ok(FeatureMap::Composed(largest))
+}
+
+fn composed_average(x: &Tensor, g: &Geometry) -> Result<FeatureMap> {
+    let padded =
+        x.pad_with_zeros(1, g.pad[0], g.pad[0])?.pad_with_zeros(2, g.pad[1], g.pad[1])?.contiguous()?;
+    let inner = Geometry { h: g.h + 2 * g.pad[0], w: g.w + 2 * g.pad[1], pad: [0, 0], ..*g };
+    let mut sum = tap(&padded, &inner, 0, 0)?;
+    for (dy, dx) in taps(g).skip(1) {
+        sum = (sum + tap(&padded, &inner, dy, dx)?)?;
+    }
+    Ok(FeatureMap::Composed((sum * (1.0 / g.taps() as f64))?))
 }

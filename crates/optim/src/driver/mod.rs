@@ -288,7 +288,7 @@ impl<R: Rule> Optimizer for Optim<R> {
     fn settle(&mut self) -> Result<()> {
         let Some(engine) = &self.engine else { return Ok(()) };
         let what = match engine.faults()? {
-            (true, _) => "f + c was not positive and finite",
+            (true, _) => "the loss was not finite, or f + c was not positive",
             (_, true) => "the norm of the gradient was not finite",
             (false, false) => return Ok(()),
         };

@@ -201,11 +201,81 @@ fn a_step_is_a_handful_of_launches_and_waits_for_nothing() {
             twin.optimizer.step_deferred(grads, context, &deferred).unwrap();
         }
         let (Some(before), Some(after)) = (before, Counter::all()) else { return };
-        let [launches, waits] =
-            [Counter::Launches, Counter::Waits].map(|c| after[c as usize] - before[c as usize]);
+        let [launches, waits, events] = [Counter::Launches, Counter::Waits, Counter::Events]
+            .map(|c| after[c as usize] - before[c as usize]);
         // Three for the norm, one that puts in norm and loss, one for the step; AdaGD also reads its own norms.
         let (most, may_wait) = if name == "adagd" { (3 * 7, 3 * 3) } else { (3 * 5, 0) };
         assert!(launches <= most, "{name}: {launches} launches in three steps");
         assert!(waits <= may_wait, "{name}: waited {waits} times in three steps");
+        assert_eq!(events, 0, "{name}: waited for an event");
+    }
+}
+
+/// However many steps are taken, the host waits once: when it settles.
+#[test]
+fn nothing_is_waited_for_until_the_optimizer_settles() {
+    const STEPS: usize = 20;
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    // AdaGD reads two norms every step.
+    for (name, config) in cases().iter().filter(|(name, _)| *name != "adagd") {
+        let mut twin = Twin::new(name, config, &[1000, 33], DType::F32, &device);
+        // The first step compiles.
+        twin.step_deferred(1, Twin::loss(1));
+        twin.optimizer.settle().unwrap();
+        let waits = || Counter::all().map(|all| all[Counter::Waits as usize] + all[Counter::Events as usize]);
+        let before = waits();
+        for t in 2..2 + STEPS {
+            let (grads, context) = (twin.grads(t), twin.context(t));
+            let loss = Tensor::from_vec(vec![Twin::loss(t)], (), &device).unwrap();
+            let norm = global_norm_on_device(&grads, &twin.vars).unwrap();
+            let deferred = Deferred::default().loss(&loss).clip_norm(&norm, f64::INFINITY);
+            twin.optimizer.step_deferred(&grads, &context, &deferred).unwrap();
+        }
+        let (Some(before), Some(taken)) = (before, waits()) else { return };
+        assert_eq!(taken - before, 0, "{name}: waited in {STEPS} steps");
+        twin.optimizer.settle().unwrap();
+        assert_eq!(waits().unwrap() - taken, 1, "{name}: settling reads two words");
+    }
+}
+
+/// A bound that is no bound clips nothing, and still refuses a gradient that is not finite; a loss that is not finite stops
+/// also the optimizers that do not follow it.
+#[test]
+fn without_clipping_a_step_has_the_same_bits_and_the_same_refusals() {
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    for (name, config) in cases().iter().filter(|(name, _)| ["adam", "decgd"].contains(name)) {
+        let step = |twin: &mut Twin, t: usize, loss: f32, grads: &GradStore| {
+            let loss = Tensor::from_vec(vec![loss], (), &device).unwrap();
+            let norm = global_norm_on_device(grads, &twin.vars).unwrap();
+            let deferred = Deferred::default().loss(&loss).clip_norm(&norm, f64::INFINITY);
+            twin.optimizer.step_deferred(grads, &twin.context(t), &deferred).unwrap();
+        };
+        let [mut cpu, mut gpu] =
+            [&Device::Cpu, &device].map(|device| Twin::new(name, config, &[1000, 33], DType::F32, device));
+        for t in 1..=3 {
+            let context = cpu.context(t).loss(f64::from(Twin::loss(t)));
+            cpu.optimizer.step(&cpu.grads(t), &context).unwrap();
+            let grads = gpu.grads(t);
+            step(&mut gpu, t, Twin::loss(t), &grads);
+        }
+        gpu.optimizer.settle().unwrap();
+        assert!(cpu.bytes() == gpu.bytes(), "{name}");
+
+        let values =
+            |twin: &Twin| -> Vec<Vec<f32>> { twin.vars.iter().map(|v| v.to_vec1().unwrap()).collect() };
+        let before = values(&gpu);
+        let grads = gpu.grads(4);
+        step(&mut gpu, 4, f32::NAN, &grads);
+        assert_eq!(values(&gpu), before, "{name}: a step with a loss that is NaN");
+        assert!(gpu.optimizer.settle().is_err());
+
+        let mut other = Twin::new(name, config, &[1000, 33], DType::F32, &device);
+        let before = values(&other);
+        let mut grads = other.grads(1);
+        let infinite = Tensor::from_vec(vec![f32::INFINITY; 33], 33, &device).unwrap();
+        grads.insert(&other.vars[1], infinite);
+        step(&mut other, 1, 2.0, &grads);
+        assert_eq!(values(&other), before, "{name}: a step with an infinite gradient");
+        assert!(other.optimizer.settle().is_err());
     }
 }

@@ -15,6 +15,8 @@ pub enum Counter {
     Launches = 0,
     /// Synchronisations, copies to the host, and frees that are not in the order of a stream.
     Waits = 1,
+    /// Waits for one event.
+    Events = 2,
 }
 
 unsafe extern "C" {
@@ -30,11 +32,11 @@ fn function(name: &CStr) -> Option<*mut c_void> {
 
 impl Counter {
     /// All counts so far, on the stand-in.
-    pub fn all() -> Option<[u64; 2]> {
+    pub fn all() -> Option<[u64; 3]> {
         let at = function(c"standin_count")?;
         // SAFETY: the stand-in declares `unsigned long long standin_count(int)`.
         let count: extern "C" fn(c_int) -> u64 = unsafe { std::mem::transmute(at) };
-        Some([count(0), count(1)])
+        Some([count(0), count(1), count(2)])
     }
 }
 

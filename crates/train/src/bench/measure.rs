@@ -1,6 +1,7 @@
 //! Rounds: every side once, then again, until times repeat.
 use super::side::Side;
 use super::{BenchError, Case};
+use crate::recipe::Device;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ pub struct Sides {
     pub data: Option<PathBuf>,
     /// Whether PyTorch is measured too.
     pub peer: bool,
+    /// Where both compute.
+    pub device: Device,
 }
 
 /// Processor time that runs used.
@@ -142,9 +145,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Measures one case, with PyTorch's time where it can do the same.
 pub fn measure(case: &Case, sides: &Sides) -> Result<Measured, BenchError> {
-    let mut ours = Side::ours(&case.name, sides.threads, sides.data.as_deref())?;
+    let mut ours = Side::ours(&case.name, sides)?;
     let mut peer = match case.peer.as_ref().filter(|_| sides.peer) {
-        Some(task) => Some(Side::peer(task, case.repeat, sides.threads)?),
+        Some(task) => Some(Side::peer(task, case.repeat, sides)?),
         None => None,
     };
     let mut yardsticks = vec![(f64::INFINITY, Duration::ZERO); ours.ready.beside.len()];

@@ -20,7 +20,21 @@ pub use measure::{Measured, Sides, measure};
 pub use picture::picture;
 pub use serve::{peak, serve, watch};
 
+use candle_core::Device;
 use serde_json::Value;
+use std::sync::OnceLock;
+
+static DEVICE: OnceLock<Device> = OnceLock::new();
+
+/// Where optimizers and training steps of this process compute from now on, if nothing was said before; else on the CPU.
+pub fn compute_on(device: Device) {
+    let _ = DEVICE.set(device);
+}
+
+/// Where optimizers and training steps compute.
+fn device() -> &'static Device {
+    DEVICE.get().unwrap_or(&Device::Cpu)
+}
 
 /// What can go wrong in a benchmark.
 #[non_exhaustive]
@@ -84,6 +98,13 @@ pub struct Case {
     pub prepare: Box<dyn FnOnce() -> Result<Prepared, BenchError>>,
     /// What PyTorch is asked to do, if it can do the same.
     pub peer: Option<Value>,
+}
+
+impl Case {
+    /// Whether it can be measured on other devices than the CPU: optimizers and training steps can.
+    pub fn runs_on_devices(&self) -> bool {
+        self.name.starts_with("optim/") || self.name.contains("-step/")
+    }
 }
 
 /// Makes a piece of work.

@@ -132,8 +132,11 @@ def mnist_epoch(task):
 
 
 def peak_megabytes():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
+    except OSError:
+        return None
 
 
 def main():
@@ -141,14 +144,20 @@ def main():
     torch.manual_seed(1)
     answer = lambda value: print(json.dumps(value), flush=True)
     task = json.loads(sys.stdin.readline())
+    wait = lambda: None
+    if task["device"] != "cpu":
+        torch.set_default_device(task["device"])
+        wait = torch.mps.synchronize if task["device"] == "mps" else torch.cuda.synchronize
     work = {"optim": optim, "gemm": gemm, "step": step, "mnist-epoch": mnist_epoch}[task["work"]](task)
     work()
     work()
     answer({"who": f"PyTorch {torch.__version__}", "peak_mb": peak_megabytes()})
     for _ in sys.stdin:
+        wait()
         started = time.perf_counter()
         for _ in range(task["repeat"]):
             work()
+        wait()
         answer((time.perf_counter() - started) / task["repeat"])
 
 

@@ -123,8 +123,9 @@ pub fn picture(results: &[Growth]) -> String {
             }
         }
     }
-    let pictures = charts.into_iter().map(Picture::Chart).collect();
-    Sheet { title: "How the time of a step grows".into(), pictures, columns: 2 }.svg()
+    let pictures: Vec<Picture> = charts.into_iter().map(Picture::Chart).collect();
+    let rows = pictures.chunks(2).map(<[Picture]>::to_vec).collect();
+    Sheet { title: "How the time of a step grows".into(), rows }.svg()
 }
 
 fn slope(points: &[(usize, f64)]) -> f64 {

@@ -1,6 +1,6 @@
 //! Our side of a comparison: one case, run on demand.
 use super::side::Ready;
-use super::{BenchError, Case, Work, select};
+use super::{BenchError, Case, Work, device, select};
 use crate::profile::Profile;
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -66,12 +66,14 @@ fn named(name: &str) -> Result<Case, BenchError> {
     select(&[name.to_owned()])?.into_iter().find(|case| case.name == name).ok_or_else(unknown)
 }
 
-/// Seconds of one call.
+/// Seconds of one call, until the device is done.
 fn time(work: &mut Work, repeat: u32) -> Result<f64, BenchError> {
+    device().synchronize()?;
     let started = Instant::now();
     for _ in 0..repeat {
         work()?;
     }
+    device().synchronize()?;
     Ok(started.elapsed().as_secs_f64() / f64::from(repeat))
 }
 

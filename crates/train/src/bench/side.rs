@@ -2,7 +2,8 @@
 //!
 //! A line of JSON in, a line of JSON out. A side first says who it is and what it holds ([`Ready`]); then `"run"` runs
 //! the work once and is answered with its seconds, and a number runs that yardstick. It ends with its input.
-use super::BenchError;
+use super::{BenchError, Sides};
+use crate::recipe::Device;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -36,12 +37,13 @@ pub(super) struct Side {
 
 impl Side {
     /// This program, serving one case.
-    pub fn ours(case: &str, threads: usize, data: Option<&Path>) -> Result<Self, BenchError> {
+    pub fn ours(case: &str, sides: &Sides) -> Result<Self, BenchError> {
         let name = "taper";
         let program = std::env::current_exe().map_err(|e| failed(name, e.to_string()))?;
         let mut command = Command::new(program);
-        command.args(["bench", "--serve", case, "--threads", &threads.to_string()]);
-        if let Some(data) = data {
+        command.args(["bench", "--serve", case, "--threads", &sides.threads.to_string()]);
+        command.args(["--device", &sides.device.to_string()]);
+        if let Some(data) = &sides.data {
             command.arg("--data").arg(data);
         }
         Self::start(name, command, None)
@@ -49,12 +51,15 @@ impl Side {
 
     /// PyTorch on a task, with the Python of `TAPER_PEER_PYTHON`, or that of the environment which `cargo xtask bench
     /// --peer` keeps in the user's cache.
-    pub fn peer(task: &Value, repeat: u32, threads: usize) -> Result<Self, BenchError> {
+    pub fn peer(task: &Value, repeat: u32, sides: &Sides) -> Result<Self, BenchError> {
         let mut task = task.clone();
         task["repeat"] = repeat.into();
+        // PyTorch's name of Apple's GPU.
+        let device = if sides.device == Device::Metal { "mps".into() } else { sides.device.to_string() };
+        task["device"] = device.into();
         let python = std::env::var_os("TAPER_PEER_PYTHON").map(PathBuf::from).unwrap_or_else(in_cache);
         let mut command = Command::new(&python);
-        command.args(["-W", "ignore", "-c", SCRIPT, &threads.to_string()]);
+        command.args(["-W", "ignore", "-c", SCRIPT, &sides.threads.to_string()]);
         Self::start("PyTorch", command, Some(&task)).map_err(|e| {
             let hint = "run `cargo xtask bench --peer`, or set TAPER_PEER_PYTHON to a Python with torch";
             failed("PyTorch", format!("{}: {e}; {hint}", python.display()))

@@ -1,5 +1,5 @@
 //! One whole training step: forward pass, loss, backward pass, Adam.
-use super::{BenchError, Case, Prepared, Work, stock};
+use super::{BenchError, Case, Prepared, Work, device, stock};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 use taper_models::rng::Rng;
@@ -72,11 +72,12 @@ impl Workload {
     /// A step of ours.
     pub fn ours(&self) -> Result<Work, BenchError> {
         let (registry, params) = (Registry::builtin(), Params::new(1));
-        let vb = params.builder(DType::F32, &Device::Cpu);
+        let vb = params.builder(DType::F32, device());
         let mut model = registry.get(self.model)?.build(&self.config, self.task, vb)?;
         let adam = Map::from_iter([("lr".to_owned(), RATE.into())]);
         let mut optimizer = taper_optim::Registry::builtin().build("adam", params.trainable(), &adam)?;
         let (input, target) = self.batch()?;
+        let (input, target) = (input.to_device(device())?, target.to_device(device())?);
         let mut step = 0;
         Ok(Box::new(move || {
             let _step = taper_models::op_span!("step", "forward", 0);
@@ -106,7 +107,8 @@ impl Workload {
             peer: Some(self.peer()),
             prepare: Box::new(move || {
                 let ours = self.ours()?;
-                let candle = stock.map(|make| {
+                // candle's own step is the CPU's.
+                let candle = stock.filter(|_| device().is_cpu()).map(|make| {
                     let make: super::Make = Box::new(move || make(&self));
                     ("candle", amount, make)
                 });

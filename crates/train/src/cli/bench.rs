@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use taper_train::bench::scaling::{self, Growth, SERIES};
 use taper_train::bench::{self, BenchError, Case, Sides, measure, select};
+use taper_train::device::open;
 use taper_train::profile::Profile;
+use taper_train::recipe::Device;
 use taper_train::table::Table;
 
 /// Measures how fast this machine does the work of training
@@ -34,6 +36,9 @@ pub struct Args {
     /// Shows results that --json wrote instead: a table, and a picture beside the file
     #[arg(long, value_name = "RESULTS")]
     show: Option<PathBuf>,
+    /// Where optimizers and training steps compute, ours and PyTorch's; only these are measured on a GPU
+    #[arg(long, default_value = "cpu", value_parser = |text: &str| Device::try_from(text.to_owned()))]
+    device: Device,
     /// Serves one benchmark to another process of this command
     #[arg(long, hide = true, value_name = "NAME")]
     serve: Option<String>,
@@ -49,10 +54,18 @@ impl From<BenchError> for Failure {
 }
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
+    if args.device == Device::Auto {
+        return Err(Failure::usage("error: --device: say which: cpu, cuda, cuda:1 or metal"));
+    }
+    if args.device != Device::Cpu {
+        let device = open(args.device).map_err(|e| Failure::usage(format!("error: --device: {e}")))?.device;
+        bench::compute_on(device);
+    }
     if let Some(name) = &args.serve {
         return Ok(bench::serve(name, std::io::stdin().lock(), std::io::stdout().lock())?);
     }
-    let sides = Sides { threads: rayon::current_num_threads(), data: common.data.clone(), peer: args.peer };
+    let (threads, data) = (rayon::current_num_threads(), common.data.clone());
+    let sides = Sides { threads, data, peer: args.peer, device: args.device };
     match (&args.show, &args.profile) {
         (Some(results), _) => show(results),
         (_, Some(trace)) => profile(select(&args.names)?, trace, common),
@@ -69,7 +82,8 @@ fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) ->
         );
     }
     let mut results = Vec::new();
-    for case in cases {
+    let on_cpu = sides.device == Device::Cpu;
+    for case in cases.into_iter().filter(|case| on_cpu || case.runs_on_devices()) {
         if !common.quiet && !args.json {
             eprintln!("{}", case.name);
         }

@@ -103,10 +103,57 @@ impl Transform {
         Rng::new(seed, "augment", "", epoch)
     }
 
+    /// The normalised value of byte `x` of channel `c`, at `256 * c + x`.
+    pub fn table(&self) -> Vec<f32> {
+        self.table.concat()
+    }
+
+    /// Whether some pixels of an image are blanked to the mean, which is no byte.
+    pub fn blanks(&self) -> bool {
+        self.augment.cutout > 0
+    }
+
     /// One image into `out`. `stream` is the epoch's.
     pub fn apply(&self, image: &[u8], sample: usize, stream: &Rng, out: &mut [f32]) {
+        let draw = self.arrange(image, sample, stream, out, |b, out| self.look_up(b, out), |b| self.blank(b));
+        if let Some(draw) = draw.filter(|_| self.blanks()) {
+            // To the mean, which is 0 once normalised.
+            self.cut(draw.centre, self.shape.channels, out);
+        }
+    }
+
+    /// One image into `out` as bytes, to be looked up in [`Transform::table`] later. `kept` has a byte a pixel, 0 where the
+    /// image is blanked to the mean; it is empty where nothing is.
+    pub fn apply_bytes(
+        &self,
+        image: &[u8],
+        sample: usize,
+        stream: &Rng,
+        (out, kept): (&mut [u8], &mut [u8]),
+    ) {
+        let copy = |bytes: &[u8], out: &mut [u8]| out.copy_from_slice(bytes);
+        let draw = self.arrange(image, sample, stream, out, copy, |out| out.fill(0));
+        if let Some(draw) = draw.filter(|_| self.blanks()) {
+            kept.fill(1);
+            self.cut(draw.centre, 1, kept);
+        }
+    }
+
+    /// Puts the pixels of an image where its draw wants them; `copy` makes pixels of bytes, `blank` black ones. `None` where
+    /// nothing is drawn.
+    #[inline]
+    fn arrange<P>(
+        &self,
+        image: &[u8],
+        sample: usize,
+        stream: &Rng,
+        out: &mut [P],
+        copy: impl Fn(&[u8], &mut [P]),
+        blank: impl Fn(&mut [P]),
+    ) -> Option<Draw> {
         if self.augment.crop_pad == 0 && !self.augment.flip && self.augment.cutout == 0 {
-            return self.look_up(image, out);
+            copy(image, out);
+            return None;
         }
         let draw = self.augment.draw(stream, sample, self.shape);
         let Shape { height, width, channels, .. } = self.shape;
@@ -118,22 +165,20 @@ impl Transform {
         for (y, row) in out.chunks_exact_mut(width * channels).enumerate() {
             let source = (draw.top + y).checked_sub(pad).filter(|y| *y < height);
             let Some(source) = source else {
-                self.blank(row);
+                blank(row);
                 continue;
             };
             let pixels = &image[source * width * channels..][..width * channels];
             let (left, rest) = row.split_at_mut(before * channels);
             let (middle, right) = rest.split_at_mut((to - from) * channels);
-            self.blank(left);
-            self.look_up(&pixels[from * channels..to * channels], middle);
-            self.blank(right);
+            blank(left);
+            copy(&pixels[from * channels..to * channels], middle);
+            blank(right);
         }
         if draw.flip {
             mirror(out, width, channels);
         }
-        if self.augment.cutout > 0 {
-            self.cut(draw.centre, out);
-        }
+        Some(draw)
     }
 
     fn look_up(&self, bytes: &[u8], out: &mut [f32]) {
@@ -169,21 +214,22 @@ impl Transform {
         }
     }
 
-    /// Blanks the square around `centre` to the mean, which is 0 once normalised.
-    fn cut(&self, (y, x): (usize, usize), out: &mut [f32]) {
-        let Shape { height, width, channels, .. } = self.shape;
+    /// Zeros in the square around `centre`.
+    fn cut<P: Default + Clone>(&self, (y, x): (usize, usize), channels: usize, out: &mut [P]) {
+        let Shape { height, width, .. } = self.shape;
         let half = self.augment.cutout / 2;
         let range = |centre: usize, size: usize| {
             centre.saturating_sub(half)..(centre + self.augment.cutout - half).min(size)
         };
         let columns = range(x, width);
         for row in range(y, height) {
-            out[(row * width + columns.start) * channels..(row * width + columns.end) * channels].fill(0.0);
+            out[(row * width + columns.start) * channels..(row * width + columns.end) * channels]
+                .fill(P::default());
         }
     }
 }
 
-fn mirror(image: &mut [f32], width: usize, channels: usize) {
+fn mirror<P>(image: &mut [P], width: usize, channels: usize) {
     for row in image.chunks_exact_mut(width * channels) {
         for x in 0..width / 2 {
             let (left, right) = row.split_at_mut((width - 1 - x) * channels);
@@ -192,12 +238,19 @@ fn mirror(image: &mut [f32], width: usize, channels: usize) {
     }
 }
 
-/// Mixes a batch in place with a permutation of itself. `batch` is its number in the epoch.
-pub fn mix(alpha: f64, seed: u64, epoch: u64, batch: usize, pixels: &mut [f32], labels: &[u32]) -> Mix {
+/// Who is mixed with whom, and how, in batch number `batch` of an epoch.
+pub fn partners(alpha: f64, seed: u64, epoch: u64, batch: usize, labels: &[u32]) -> (Mix, Vec<u32>) {
     let mut rng = Rng::new(seed, "mixup", &batch.to_string(), epoch);
     let part = beta(&mut rng, alpha) as f32;
     let mut partner: Vec<u32> = (0..labels.len() as u32).collect();
     rng.shuffle(&mut partner);
+    (Mix { labels: partner.iter().map(|p| labels[*p as usize]).collect(), part }, partner)
+}
+
+/// Mixes a batch in place with a permutation of itself. `batch` is its number in the epoch.
+pub fn mix(alpha: f64, seed: u64, epoch: u64, batch: usize, pixels: &mut [f32], labels: &[u32]) -> Mix {
+    let (mix, partner) = partners(alpha, seed, epoch, batch, labels);
+    let part = mix.part;
     let original = pixels.to_vec();
     let size = pixels.len() / labels.len().max(1);
     for (image, other) in pixels.chunks_exact_mut(size.max(1)).zip(&partner) {
@@ -205,7 +258,7 @@ pub fn mix(alpha: f64, seed: u64, epoch: u64, batch: usize, pixels: &mut [f32], 
             *a = part * *a + (1.0 - part) * b;
         }
     }
-    Mix { labels: partner.iter().map(|p| labels[*p as usize]).collect(), part }
+    mix
 }
 
 /// A draw from Beta(alpha, alpha), as the share of one of two equal Gamma draws.

@@ -45,7 +45,7 @@ pub use error::{DataError, Mismatch};
 pub use files::Source;
 pub(crate) use files::hex;
 pub use images::{Images, Shape};
-pub use pipeline::{ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
+pub use pipeline::{ByteBatch, ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
 pub use registry::{DataRegistry, Dataset, Description, OptionDoc, options};
 pub use search::{Form, Found, Layout, Search, Spec, find};
 pub use split::{SplitSize, split};

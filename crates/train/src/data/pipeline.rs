@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use taper_models::rng::Rng;
 
-use super::augment::{Augment, Mix, Normalize, Transform, mix};
+use super::augment::{Augment, Mix, Normalize, Transform, mix, partners};
 use super::{DataError, Images};
 
 /// How batches are made.
@@ -38,6 +38,21 @@ pub struct ImageBatch {
     pub n: usize,
     /// The partners of a mixed batch.
     pub mix: Option<Mix>,
+}
+
+/// A batch of augmented images that are still bytes: for a device that normalises, blanks and mixes them itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ByteBatch {
+    /// `n` images: rows, columns, channels (NHWC).
+    pub pixels: Vec<u8>,
+    /// A byte a pixel, 0 where it is blanked to the mean; empty where nothing is.
+    pub kept: Vec<u8>,
+    /// `n` labels.
+    pub labels: Vec<u32>,
+    /// Images in this batch.
+    pub n: usize,
+    /// How to mix it, and the number of each image's partner in the batch.
+    pub mix: Option<(Mix, Vec<u32>)>,
 }
 
 /// Batches of an image set.
@@ -119,16 +134,30 @@ impl ImagePipeline {
 
     /// The batches of an epoch from number `start_batch` on.
     pub fn epoch(&self, epoch: u64, start_batch: usize) -> ImageEpoch {
+        self.made_by(Maker::batch, epoch, start_batch)
+    }
+
+    /// The same batches as bytes.
+    pub fn byte_epoch(&self, epoch: u64, start_batch: usize) -> ImageEpoch<ByteBatch> {
+        self.made_by(Maker::byte_batch, epoch, start_batch)
+    }
+
+    /// The normalised value of byte `x` of channel `c`, at `256 * c + x`.
+    pub fn table(&self) -> Vec<f32> {
+        self.0.transform.table()
+    }
+
+    fn made_by<B: Send + 'static>(&self, make: Make<B>, epoch: u64, start_batch: usize) -> ImageEpoch<B> {
         let maker = Maker { inner: self.0.clone(), order: self.0.order(epoch).into(), epoch };
         let (end, background) = (self.batches(), maker.clone());
         let (sender, receiver) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("taper-data".into()).spawn(move || {
             // A send fails when the epoch was dropped: nobody wants the rest.
-            (start_batch..end).all(|number| sender.send(background.batch(number)).is_ok());
+            (start_batch..end).all(|number| sender.send(make(&background, number)).is_ok());
         });
         // Where no thread can be had, batches are made when they are asked for.
         let ahead = thread.ok().map(|thread| (receiver, thread));
-        ImageEpoch { maker, next: start_batch, end, ahead }
+        ImageEpoch { maker, make, next: start_batch, end, ahead }
     }
 }
 
@@ -158,41 +187,73 @@ struct Maker {
     epoch: u64,
 }
 
+/// How a batch is made.
+type Make<B> = fn(&Maker, usize) -> B;
+
 impl Maker {
+    /// The samples of a batch.
+    fn samples(&self, number: usize) -> &[u32] {
+        let size = self.inner.config.batch_size;
+        let start = (number * size).min(self.order.len());
+        &self.order[start..(start + size).min(self.order.len())]
+    }
+
+    fn labels(&self, samples: &[u32]) -> Vec<u32> {
+        samples.iter().map(|s| u32::from(self.inner.images.label(*s as usize))).collect()
+    }
+
     fn batch(&self, number: usize) -> ImageBatch {
         let Inner { images, config, transform, seed } = &*self.inner;
-        let start = (number * config.batch_size).min(self.order.len());
-        let samples = &self.order[start..(start + config.batch_size).min(self.order.len())];
+        let samples = self.samples(number);
         let size = images.shape().image_bytes();
         let stream = Transform::stream(*seed, self.epoch);
         let mut pixels = vec![0.0; samples.len() * size];
         for (sample, out) in samples.iter().zip(pixels.chunks_exact_mut(size)) {
             transform.apply(images.image(*sample as usize), *sample as usize, &stream, out);
         }
-        let labels: Vec<u32> = samples.iter().map(|s| u32::from(images.label(*s as usize))).collect();
+        let labels = self.labels(samples);
         let alpha = config.augment.mixup;
         let mix = (alpha > 0.0).then(|| mix(alpha, *seed, self.epoch, number, &mut pixels, &labels));
         ImageBatch { n: labels.len(), pixels, labels, mix }
     }
+
+    fn byte_batch(&self, number: usize) -> ByteBatch {
+        let Inner { images, config, transform, seed } = &*self.inner;
+        let samples = self.samples(number);
+        let size = images.shape().image_bytes();
+        // No byte a pixel where nothing is blanked.
+        let area = if transform.blanks() { images.height * images.width } else { 0 };
+        let stream = Transform::stream(*seed, self.epoch);
+        let (mut pixels, mut kept) = (vec![0; samples.len() * size], vec![1; samples.len() * area]);
+        for (i, (sample, out)) in samples.iter().zip(pixels.chunks_exact_mut(size)).enumerate() {
+            let kept = &mut kept[i * area..][..area];
+            transform.apply_bytes(images.image(*sample as usize), *sample as usize, &stream, (out, kept));
+        }
+        let labels = self.labels(samples);
+        let alpha = config.augment.mixup;
+        let mix = (alpha > 0.0).then(|| partners(alpha, *seed, self.epoch, number, &labels));
+        ByteBatch { n: labels.len(), pixels, kept, labels, mix }
+    }
 }
 
 /// The batches of one epoch. Dropping it early stops the thread that makes them.
-pub struct ImageEpoch {
+pub struct ImageEpoch<B = ImageBatch> {
     maker: Maker,
+    make: Make<B>,
     next: usize,
     end: usize,
-    ahead: Option<(Receiver<ImageBatch>, JoinHandle<()>)>,
+    ahead: Option<(Receiver<B>, JoinHandle<()>)>,
 }
 
-impl Iterator for ImageEpoch {
-    type Item = ImageBatch;
+impl<B> Iterator for ImageEpoch<B> {
+    type Item = B;
 
-    fn next(&mut self) -> Option<ImageBatch> {
+    fn next(&mut self) -> Option<B> {
         if self.next >= self.end {
             return None;
         }
         let made = self.ahead.as_ref().and_then(|(receiver, _)| receiver.recv().ok());
-        let batch = made.unwrap_or_else(|| self.maker.batch(self.next));
+        let batch = made.unwrap_or_else(|| (self.make)(&self.maker, self.next));
         self.next += 1;
         Some(batch)
     }
@@ -203,9 +264,9 @@ impl Iterator for ImageEpoch {
     }
 }
 
-impl ExactSizeIterator for ImageEpoch {}
+impl<B> ExactSizeIterator for ImageEpoch<B> {}
 
-impl Drop for ImageEpoch {
+impl<B> Drop for ImageEpoch<B> {
     fn drop(&mut self) {
         if let Some((receiver, thread)) = self.ahead.take() {
             // First the receiver, so that a send in progress fails and the thread ends.

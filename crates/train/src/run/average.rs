@@ -155,7 +155,8 @@ impl Averaging {
             } else if var.device().is_cpu() && matches!(var.dtype(), DType::F32 | DType::F64) {
                 average.inplace_op2(var.as_tensor(), &Blend(weight))?;
             } else {
-                *average = (&*average + ((var.as_tensor() - &*average)? * weight)?)?;
+                // Detached: an average keeps no graph.
+                *average = (&*average + ((var.as_tensor().detach() - &*average)? * weight)?)?.detach();
             }
         }
         Ok(())
@@ -181,7 +182,9 @@ impl Averaging {
         }
         self.state = state;
         // Copies: what is updated in place is shared with nobody.
-        let pair = |(name, var): (String, Var)| Some(tensors.get(&name)?.copy().map(|t| (name, var, t)));
+        let place = |t: &Tensor, var: &Var| t.copy()?.to_device(var.device());
+        let pair =
+            |(name, var): (String, Var)| Some(place(tensors.get(&name)?, &var).map(|t| (name, var, t)));
         self.pairs = vars.into_iter().filter_map(pair).collect::<candle_core::Result<_>>()?;
         Ok(())
     }

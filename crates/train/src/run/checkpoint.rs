@@ -29,6 +29,15 @@ pub(crate) struct Sums {
     pub samples: u64,
 }
 
+impl Sums {
+    /// Adds a batch of mean loss `loss` with `correct` right answers.
+    pub fn add(&mut self, loss: f64, correct: f64, samples: u64) {
+        self.loss += loss * samples as f64;
+        self.correct += correct as u64;
+        self.samples += samples;
+    }
+}
+
 /// What a run knows besides tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {

@@ -10,6 +10,7 @@ impl Run<'_> {
     /// best so far.
     pub fn evaluate(&mut self) -> Result<bool, RunError> {
         let _span = op_span!(EVALUATION, "forward", 0);
+        self.settle()?;
         let mut best = false;
         for split in [Split::Val, Split::Test] {
             if !self.task.has(split) {

@@ -14,6 +14,8 @@ mod average;
 pub(crate) mod checkpoint;
 mod error;
 mod evaluate;
+mod feed;
+mod figure;
 mod files;
 pub(crate) mod folder;
 mod inspect;
@@ -52,6 +54,7 @@ use crate::{Recipe, Registries};
 use average::Averaging;
 use candle_core::Tensor;
 use checkpoint::State;
+use figure::{Figure, Measured, Pending};
 use lock::Lock;
 use metrics::{Metrics, Values};
 use optimizers::{Optimizers, Time};
@@ -61,7 +64,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taper_models::op_span;
-use taper_optim::{Accumulator, StepContext, global_norm};
+use taper_optim::{Accumulator, Deferred, StepContext, global_norm_on_device};
 use task::{Gradient, Task};
 use timing::Timing;
 use tracing::{debug, info};
@@ -175,6 +178,10 @@ struct Run<'a> {
     average: Averaging,
     metrics: Metrics,
     state: State,
+    /// What a GPU has not told yet.
+    pending: Pending,
+    /// The last loss that is known.
+    seen: Option<f64>,
     /// The split that chooses the best epoch.
     select: Option<Split>,
     /// The split that plateaus, early stops, averaged SGD and the best checkpoint go by: never the test set unless it
@@ -293,50 +300,87 @@ impl Run<'_> {
     fn gather(&mut self) -> Result<Option<Gradient>, RunError> {
         let train = &self.recipe.train;
         let mut mean = (train.accumulate > 1).then(|| Accumulator::new(self.optimizers.vars.clone()));
-        let (mut raw, mut samples) = (0.0, 0);
+        let (mut total, mut raw, mut samples) = (Figure::Known(0.0), Figure::Known(0.0), 0);
         for number in 0.. {
             let draw = self.state.step.wrapping_mul(train.accumulate).wrapping_add(number);
-            let Some(mut batch) = self.task.next(draw)? else { break };
-            if !batch.total.is_finite() {
-                let what = format!("the loss is {}", batch.total);
-                return Err(RunError::Diverged { what, step: self.state.step + 1 });
-            }
-            self.state.sums.loss += batch.raw * batch.samples as f64;
-            self.state.sums.correct += batch.correct;
-            self.state.sums.samples += batch.samples;
+            let Some(batch) = self.task.next(draw)? else { break };
+            self.measure(Measured::Batch {
+                total: batch.total.clone(),
+                raw: batch.raw.clone(),
+                correct: batch.correct.clone(),
+                samples: batch.samples,
+            })?;
             self.state.batch += 1;
             let Some(mean) = &mut mean else { return Ok(Some(batch)) };
-            raw += batch.raw * batch.samples as f64;
+            let weight = batch.samples as f64;
+            (total, raw) = (total.plus(&batch.total, weight)?, raw.plus(&batch.raw, weight)?);
             samples += batch.samples;
-            mean.add(&batch.grads, batch.total, batch.samples as f64)?;
+            // The losses, which may be on a GPU, have their mean here.
+            mean.add(&batch.grads, 0.0, weight)?;
             if number + 1 < train.accumulate && !batch.last {
                 continue;
             }
-            let Some((grads, total)) = mean.take()? else { break };
-            batch.raw = raw / samples as f64;
-            return Ok(Some(Gradient { grads, total, samples, ..batch }));
+            let Some((grads, _)) = mean.take()? else { break };
+            let (total, raw) = (total.over(samples as f64)?, raw.over(samples as f64)?);
+            return Ok(Some(Gradient { grads, total, raw, samples, ..batch }));
         }
         Ok(None)
+    }
+
+    /// Takes note of what was measured on the way to the next step: at once if it is known.
+    fn measure(&mut self, measured: Measured<Figure>) -> Result<(), RunError> {
+        let (Measured::Batch { total: first, .. } | Measured::Norm(first)) = &measured;
+        let known = first.known().is_some();
+        self.pending.add(self.state.step + 1, measured);
+        if known { self.settle() } else { Ok(()) }
+    }
+
+    /// Looks at all that was measured: the sums of the epoch, and whether a loss or a gradient is not finite. Waits for a
+    /// GPU, which has taken no step since one that it refused.
+    fn settle(&mut self) -> Result<(), RunError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        for (step, measured) in self.pending.take()? {
+            let (what, value) = match measured {
+                Measured::Batch { total, .. } => ("the loss", total),
+                Measured::Norm(norm) => ("the norm of the gradient", norm),
+            };
+            if !value.is_finite() {
+                // The steps after it are as if they had not been taken.
+                self.state.step = step - 1;
+                return Err(RunError::Diverged { what: format!("{what} is {value}"), step });
+            }
+            if let Measured::Batch { raw, correct, samples, .. } = measured {
+                self.state.sums.add(raw, correct, samples);
+                self.seen = Some(raw);
+            }
+        }
+        self.optimizers.settle().map_err(|e| self.place(e))
     }
 
     /// One step of the optimizers.
     fn update(&mut self, batch: &Gradient) -> Result<(), RunError> {
         let _span = op_span!("step", "update", 0);
         let train = &self.recipe.train;
-        let norm = global_norm(&batch.grads, &self.optimizers.vars)?;
-        if !norm.is_finite() {
-            let what = format!("the norm of the gradient is {norm}");
-            return Err(RunError::Diverged { what, step: self.state.step + 1 });
-        }
+        let norm = Figure::of(&global_norm_on_device(&batch.grads, &self.optimizers.vars)?)?;
+        self.measure(Measured::Norm(norm.clone()))?;
         let (step, epoch) = (self.state.step + 1, self.state.epoch + 1);
         let probe = train.probe && (batch.last || self.evaluates_after(step) || step == self.steps);
         let loss = match train.loss_for_scale {
-            LossForScale::Total => batch.total,
-            LossForScale::Raw => batch.raw,
+            LossForScale::Total => &batch.total,
+            LossForScale::Raw => &batch.raw,
         };
-        let mut context = StepContext::new().loss(loss).probe(probe);
-        if let Some(max) = train.clip_norm {
-            context = context.clip_norm(norm, max);
+        let (mut context, mut deferred) = (StepContext::new().probe(probe), Deferred::default());
+        match loss {
+            Figure::Known(loss) => context = context.loss(*loss),
+            Figure::Coming(loss) => deferred = deferred.loss(loss),
+        }
+        match (&norm, train.clip_norm) {
+            (Figure::Known(_), None) => {}
+            (Figure::Known(norm), Some(max)) => context = context.clip_norm(*norm, max),
+            // Also where nothing is clipped: the GPU takes no step with a gradient that is not finite.
+            (Figure::Coming(norm), max) => deferred = deferred.clip_norm(norm, max.unwrap_or(f64::INFINITY)),
         }
         if let Some(limit) = train.clip_value {
             context = context.clip_value(limit);
@@ -346,20 +390,30 @@ impl Run<'_> {
         let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
         let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
         let optimizer = op_span!("optimizer", "update", 0);
-        self.optimizers.step(&batch.grads, context, &time, factor).map_err(|e| self.place(e))?;
+        if let Err(e) = self.optimizers.step(&batch.grads, (context, &deferred), &time, factor) {
+            // What a GPU has not told yet may be the reason.
+            self.settle()?;
+            return Err(self.place(e));
+        }
         drop(optimizer);
         self.average.after_step(self.state.epoch)?;
         self.state.step = step;
 
-        let (raw, lr, epochs) = (batch.raw, self.optimizers.lr() * scheduled, self.epochs);
+        let logs = is_due(Some(train.log_every), step);
+        if logs || self.pending.is_full() || self.seen.is_none() {
+            self.settle()?;
+        }
+        let logged = if logs { Some((batch.raw.read()?, norm.read()?)) } else { None };
+        let raw = batch.raw.known().or(self.seen).unwrap_or(f64::NAN);
+        let (lr, epochs) = (self.optimizers.lr() * scheduled, self.epochs);
         let (metrics, metric) = (&self.metrics, self.metric);
         self.progress.step(step, self.steps, || {
             let measured = [Split::Val, Split::Test].map(|split| metrics.shown(split, metric)).concat();
             format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}{measured}", progress::short("loss", raw))
         });
         self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
-        if is_due(Some(train.log_every), step) {
-            self.record(Split::Train, vec![("loss", raw), ("lr", lr), ("grad_norm", norm)])?;
+        if let Some((loss, norm)) = logged {
+            self.record(Split::Train, vec![("loss", loss), ("lr", lr), ("grad_norm", norm)])?;
         }
         if probe && let Some(probe) = self.optimizers.main().probe() {
             let values = metrics::of_probe(probe);
@@ -370,6 +424,7 @@ impl Run<'_> {
 
     /// The measurements after an epoch. True when an evaluation was the best so far.
     fn end_epoch(&mut self) -> Result<bool, RunError> {
+        self.settle()?;
         let train = &self.recipe.train;
         let (epoch, step) = (self.state.epoch + 1, self.state.step);
         let sums = std::mem::take(&mut self.state.sums);
@@ -399,6 +454,7 @@ impl Run<'_> {
     }
 
     fn checkpoint(&mut self) -> Result<(), RunError> {
+        self.settle()?;
         let _span = op_span!("checkpoint", "forward", 0);
         let vars = self.task.params().vars().into_iter();
         let mut weights: BTreeMap<String, Tensor> =
@@ -445,9 +501,9 @@ impl Run<'_> {
     /// Points at the recipe where the optimizer's refusal came from it.
     fn place(&self, error: RunError) -> RunError {
         match error {
-            RunError::Optimizer(e @ taper_optim::Error::Loss { .. }) => {
-                self.recipe.error_at("optimizer.c", e.to_string()).into()
-            }
+            RunError::Optimizer(
+                e @ (taper_optim::Error::Loss { .. } | taper_optim::Error::Refused { .. }),
+            ) => self.recipe.error_at("optimizer.c", e.to_string()).into(),
             error => error,
         }
     }

@@ -1,6 +1,8 @@
 //! A network with the data it learns from, as a task.
 use super::RunError;
 use super::checkpoint::Sums;
+use super::feed::Feed;
+use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
@@ -9,7 +11,7 @@ use crate::data::{
     SplitSize, TextStream,
 };
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ pub(crate) struct Network {
     device: Device,
     seed: u64,
     source: Source,
+    /// How images come to a GPU.
+    feed: Option<Arc<Feed>>,
     batches: Peekable<Batches>,
 }
 
@@ -72,9 +76,13 @@ impl Network {
         let config = Value::Object(model.config.clone());
         let entry = registries.models.get(&model.name)?;
         let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
+        let feed = match &source {
+            Source::Images { train, .. } if !device.is_cpu() => Some(Arc::new(Feed::new(train, device)?)),
+            _ => None,
+        };
         let (device, seed) = (device.clone(), recipe.seed);
         let batches = (Box::new(std::iter::empty()) as Batches).peekable();
-        Ok(Self { params, model, provenance, device, seed, source, batches })
+        Ok(Self { params, model, provenance, device, seed, source, feed, batches })
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.
@@ -87,15 +95,23 @@ impl Network {
         let device = self.device.clone();
         let start = usize::try_from(start).unwrap_or(usize::MAX);
         match &self.source {
-            Source::Images { train, .. } => {
-                let dims = train.shape();
-                Box::new(train.epoch(epoch, start).map(move |batch| images(batch, dims, &device)))
-            }
+            Source::Images { train, .. } => self.image_batches(train, epoch, start),
             Source::Text { train, lengths, .. } => {
                 let stream = train.clone();
                 let windows = train.windows(self.seed, epoch, *lengths).skip(start);
                 Box::new(windows.map(move |w| tokens(&stream, w, &device)))
             }
+        }
+    }
+
+    fn image_batches(&self, set: &ImagePipeline, epoch: u64, start: usize) -> Batches {
+        let (dims, device) = (set.shape(), self.device.clone());
+        match self.feed.clone() {
+            Some(feed) => {
+                let batches = set.byte_epoch(epoch, start);
+                Box::new(batches.map(move |batch| fed(batch, &feed, &device)))
+            }
+            None => Box::new(set.epoch(epoch, start).map(move |batch| images(batch, dims, &device))),
         }
     }
 
@@ -112,10 +128,10 @@ impl Network {
     }
 
     /// How many answers were right, for classes.
-    fn correct(&self, loss: &Loss, batch: &Batch) -> Result<u64, RunError> {
+    fn correct(&self, loss: &Loss, batch: &Batch) -> Result<Figure, RunError> {
         match (&loss.logits, self.is_classification()) {
             (Some(logits), true) => correct(logits, &batch.target),
-            _ => Ok(0),
+            _ => Ok(Figure::Known(0.0)),
         }
     }
 
@@ -182,8 +198,8 @@ impl Task for Network {
         let _span = op_span!("graph", "forward", 0);
         let loss = self.loss(&batch, Mode::Train { seed: self.seed, step: draw })?;
         Ok(Some(Gradient {
-            total: scalar(&loss.total)?,
-            raw: scalar(&loss.nll)?,
+            total: Figure::of(&loss.total)?,
+            raw: Figure::of(&loss.nll)?,
             correct: self.correct(&loss, &batch)?,
             samples: batch.samples,
             rate_scale: batch.rate_scale,
@@ -205,8 +221,7 @@ impl Task for Network {
         let device = self.device.clone();
         let batches: Batches = match (&self.source, split) {
             (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
-                let dims = set.shape();
-                Box::new(set.epoch(0, 0).map(move |batch| images(batch, dims, &device)))
+                self.image_batches(set, 0, 0)
             }
             (Source::Text { val, test, lengths, .. }, _) => {
                 let stream = if split == Split::Val { val.clone() } else { test.clone() };
@@ -215,16 +230,19 @@ impl Task for Network {
             }
         };
         self.afresh(|network| {
-            let mut sums = Sums::default();
+            let (mut figures, mut samples) = (Vec::new(), Vec::new());
             for batch in batches {
                 let batch = batch?;
                 let loss = network.model.loss(&batch.input, &batch.target, Mode::Eval)?;
-                sums.loss += scalar(&loss.nll)? * batch.samples as f64;
-                sums.samples += batch.samples;
-                sums.correct += network.correct(&loss, &batch)?;
+                figures.extend([Figure::of(&loss.nll)?, network.correct(&loss, &batch)?]);
+                samples.push(batch.samples);
                 if !more(batch.samples) {
                     break;
                 }
+            }
+            let mut sums = Sums::default();
+            for (of_batch, samples) in read_all(&figures)?.chunks_exact(2).zip(samples) {
+                sums.add(of_batch[0], of_batch[1], samples);
             }
             Ok(network.values(&sums))
         })
@@ -341,18 +359,29 @@ fn images(
     (h, w, c): (usize, usize, usize),
     device: &Device,
 ) -> Result<Batch, RunError> {
-    let n = batch.n;
-    let mixed = match batch.mix {
+    let input = Tensor::from_vec(batch.pixels, (batch.n, h, w, c), device)?;
+    labelled(input, batch.labels, batch.mix, device)
+}
+
+/// A batch that a GPU makes of bytes.
+fn fed(batch: data::ByteBatch, feed: &Feed, device: &Device) -> Result<Batch, RunError> {
+    let input = feed.images(&batch)?;
+    labelled(input, batch.labels, batch.mix.map(|(mix, _)| mix), device)
+}
+
+fn labelled(
+    input: Tensor,
+    labels: Vec<u32>,
+    mix: Option<data::Mix>,
+    device: &Device,
+) -> Result<Batch, RunError> {
+    let n = labels.len();
+    let mixed = match mix {
         Some(mix) => Some((Tensor::from_vec(mix.labels, n, device)?, f64::from(mix.part))),
         None => None,
     };
-    Ok(Batch {
-        input: Tensor::from_vec(batch.pixels, (n, h, w, c), device)?,
-        target: Tensor::from_vec(batch.labels, n, device)?,
-        mixed,
-        samples: n as u64,
-        rate_scale: 1.0,
-    })
+    let target = Tensor::from_vec(labels, n, device)?;
+    Ok(Batch { input, target, mixed, samples: n as u64, rate_scale: 1.0 })
 }
 
 fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<Batch, RunError> {
@@ -367,14 +396,14 @@ fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<
     })
 }
 
-/// A scalar tensor as f64.
-fn scalar(tensor: &Tensor) -> Result<f64, RunError> {
-    Ok(tensor.to_dtype(DType::F64)?.to_scalar()?)
-}
-
-/// How many rows have their largest logit (the first of equals) at the target.
-fn correct(logits: &Tensor, target: &Tensor) -> Result<u64, RunError> {
+/// How many rows have their largest logit (the first of equals) at the target. A GPU counts them itself.
+fn correct(logits: &Tensor, target: &Tensor) -> Result<Figure, RunError> {
+    if !logits.device().is_cpu() {
+        let right = logits.detach().argmax(D::Minus1)?.eq(target)?;
+        return Figure::of(&right.to_dtype(DType::F32)?.sum_all()?);
+    }
     let (logits, target) = (logits.detach().to_vec2::<f32>()?, target.to_vec1::<u32>()?);
     let largest = |row: &[f32]| (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
-    Ok(logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize).count() as u64)
+    let right = logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize);
+    Ok(Figure::Known(right.count() as f64))
 }

@@ -1,6 +1,7 @@
 //! Opening a run: everything is built and checked, and the last checkpoint read, before the first step.
 use super::average::Averaging;
 use super::checkpoint::{self, State};
+use super::figure::Pending;
 use super::lock::Lock;
 use super::manifest::manifest;
 use super::metrics::{Metrics, Split};
@@ -96,6 +97,8 @@ impl<'a> Run<'a> {
             average,
             metrics,
             state,
+            pending: Pending::default(),
+            seen: None,
             select,
             watched,
             metric,

@@ -6,7 +6,7 @@ use candle_core::Var;
 use candle_core::backprop::GradStore;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use taper_optim::{Group, Optimizer, Per, PlateauState, StateDict, StepContext};
+use taper_optim::{Deferred, Group, Optimizer, Per, PlateauState, StateDict, StepContext};
 
 /// The names of parameters without decay, by the recipe's `no_decay`.
 fn no_decay_pattern(kinds: &[NoDecay]) -> Option<&'static str> {
@@ -144,7 +144,7 @@ impl Optimizers {
     pub fn step(
         &mut self,
         grads: &GradStore,
-        context: StepContext,
+        (context, deferred): (StepContext, &Deferred),
         time: &Time,
         factor: f64,
     ) -> Result<(), RunError> {
@@ -157,9 +157,14 @@ impl Optimizers {
         };
         for optimizer in &mut self.all {
             let context = context.lr(optimizer.lr() * factor);
-            optimizer.step(grads, &context)?;
+            optimizer.step_deferred(grads, &context, deferred)?;
         }
         Ok(())
+    }
+
+    /// Waits for a GPU and asks whether it refused a step.
+    pub fn settle(&mut self) -> Result<(), RunError> {
+        self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.settle()?))
     }
 
     /// Puts averaged SGD in the place of SGD, if the recipe speaks of it.

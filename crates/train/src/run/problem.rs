@@ -1,6 +1,7 @@
 //! A numeric function as a task: one endless epoch whose every batch is the whole function.
 use super::RunError;
 use super::checkpoint::Sums;
+use super::figure::Figure;
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
@@ -78,7 +79,8 @@ impl Task for Minimisation {
         let gradient = Tensor::from_vec(gradient, self.x.shape(), self.x.device())?;
         grads.insert(&self.x, gradient);
         let (samples, rate_scale, last) = (1, 1.0, false);
-        Ok(Some(Gradient { grads, total: f, raw: f, correct: 0, samples, rate_scale, last }))
+        let [total, raw, correct] = [f, f, 0.0].map(Figure::Known);
+        Ok(Some(Gradient { grads, total, raw, correct, samples, rate_scale, last }))
     }
 
     /// The mean of f over all steps says nothing: `log_every` writes the steps themselves.

@@ -4,6 +4,7 @@
 //! that; the loop does not tell them apart.
 use super::RunError;
 use super::checkpoint::Sums;
+use super::figure::Figure;
 use super::metrics::{Split, Values};
 use super::network::Network;
 use super::problem::Minimisation;
@@ -18,11 +19,11 @@ use taper_models::Params;
 pub(crate) struct Gradient {
     pub grads: GradStore,
     /// The loss that was differentiated, regularisation terms included.
-    pub total: f64,
+    pub total: Figure,
     /// The likelihood alone.
-    pub raw: f64,
+    pub raw: Figure,
     /// Right answers.
-    pub correct: u64,
+    pub correct: Figure,
     /// Samples, or tokens.
     pub samples: u64,
     /// The factor of this batch's learning rate.

@@ -14,7 +14,7 @@ pub struct Tick {
     pub epoch: u64,
     /// Of how many.
     pub epochs: u64,
-    /// The loss of the step's batch.
+    /// The loss of the step's batch; on a GPU, the last that was read.
     pub loss: f64,
 }
 

@@ -48,9 +48,13 @@ extern "C" __global__ void NAME(begin)(Head *head, Row *rows, const float *loss3
       fault->norm = 1;
     }
   }
-#ifdef FOLLOWS_LOSS
   if (!loss32 && !loss64) return;
   const double loss = loss32 ? (double)*loss32 : *loss64;
+  if (!is_finite(loss)) {
+    fault->loss = 1;
+    return;
+  }
+#ifdef FOLLOWS_LOSS
   for (Count r = FIRST; r < head->rows; r += STRIDE) {
     const double sum = loss + rows[r].offset;
     if (!(sum > 0) || !is_finite(sum)) {

@@ -38,8 +38,12 @@ kernel void NAME(begin)(device Head *head [[buffer(0)]], device Row *rows [[buff
       fault->norm = 1;
     }
   }
-#ifdef FOLLOWS_LOSS
   if (!(given & 1u)) return;
+  if (!is_finite(*loss)) {
+    fault->loss = 1;
+    return;
+  }
+#ifdef FOLLOWS_LOSS
   for (unsigned int r = first; r < head->rows; r += stride) {
     device Row *row = rows + r;
     const float sum = *loss + row->offset;

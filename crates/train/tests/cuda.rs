@@ -94,7 +94,8 @@ fn waits_only_to_log(text: &str, set: &[&str]) {
         if !step.is_multiple_of(LOG_EVERY) {
             assert_eq!(waits, 0, "{set:?}: step {step} waited");
             // Bytes are copied from pinned memory: a buffer is used again once its copy of eight batches ago has left it.
-            assert!(events <= 2, "{set:?}: step {step} waited for {events} events");
+            // Pixels and a mask, of three batches at most.
+            assert!(events <= 6, "{set:?}: step {step} waited for {events} events");
         } else {
             assert!(waits > 0, "{set:?}: step {step} logged without waiting");
         }

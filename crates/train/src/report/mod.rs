@@ -229,7 +229,7 @@ fn data(tasks: &[Task]) -> Table {
 }
 
 /// All runs, and the recipe of every group.
-fn recipes(tasks: &[Task]) -> Vec<Block> {
+pub fn recipes(tasks: &[Task]) -> Vec<Block> {
     let validated = "chosen on validation";
     let head = ["run", "seed", "ended", "steps", "best on test", "last", validated];
     let mut table = Table::new(head).text(&["ended"]);

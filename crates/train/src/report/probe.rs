@@ -118,7 +118,8 @@ fn has_one_tensor(run: &Run) -> bool {
     probes.clone().all(|r| r.values.keys().filter(|name| name.starts_with("v_min/")).count() <= 1)
 }
 
-fn is_frozen(group: &Group) -> bool {
+/// Whether it is DecGD's control, with v held at its start.
+pub(super) fn is_frozen(group: &Group) -> bool {
     let setting = group.recipe().and_then(|recipe| recipe.optimizer.hyper.get("freeze_v"));
     setting.and_then(serde_json::Value::as_bool) == Some(true)
 }

@@ -1,5 +1,6 @@
 //! What the runs of a task can show: differences on shared seeds, how soon a level is reached, what a search was worth.
 use super::group::{Choice, Group, Task};
+use super::probe;
 use crate::plot::short;
 use crate::run::Status;
 use crate::stats::{self, Better, Claim, Comparison};
@@ -27,7 +28,8 @@ fn comparisons(task: &Task) -> Option<Table> {
     let (choice, which) = fair(task);
     let better = Better::of(&task.metric);
     let mean = |group: &Group| group.estimate(choice).map(|estimate| estimate.mean);
-    let subjects: Vec<&Group> = task.groups.iter().filter(|g| g.optimizer.starts_with("decgd")).collect();
+    let is_subject = |group: &&Group| group.optimizer.starts_with("decgd") && !probe::is_frozen(group);
+    let subjects: Vec<&Group> = task.groups.iter().filter(is_subject).collect();
     let ahead = |a: &Group, b: &Group| match (mean(a), mean(b)) {
         (Some(a), Some(b)) => better.than(a, b),
         (value, _) => value.is_some(),

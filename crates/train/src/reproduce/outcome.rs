@@ -211,11 +211,16 @@ pub fn document(
         }
         document.sections.push(Section::new(section_title(target), blocks));
     }
-    let groups = outcomes.iter().flat_map(|o| [&o.runs, &o.validated]);
-    let all = numeric.iter().flat_map(|n| &n.runs).chain(groups.flat_map(|g| &g.runs)).chain(controls);
+    // Runs with a validation set serve one column of the tables; beside the others they would only double every line.
+    let (own, validated) = (outcomes.iter().map(|o| &o.runs), outcomes.iter().map(|o| &o.validated));
+    let all = numeric.iter().flat_map(|n| &n.runs).chain(own.flat_map(|g| &g.runs)).chain(controls);
     let runs = Runs { runs: all.cloned().collect(), problems: problems.to_vec() };
-    let tasks = report::tasks(&runs.runs);
-    document.sections.extend(report::sections(&tasks, &runs));
+    document.sections.extend(report::sections(&report::tasks(&runs.runs), &runs));
+    let validated: Vec<Run> = validated.flat_map(|g| &g.runs).cloned().collect();
+    if !validated.is_empty() {
+        let recipes = report::recipes(&report::tasks(&validated));
+        document.sections.push(Section::new("Runs with a validation set", recipes));
+    }
     document
 }
 

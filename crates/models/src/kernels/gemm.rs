@@ -1,5 +1,7 @@
 //! Matrix products on slices, in parallel, with the same bits for any number of threads.
-use super::{Isa, Real, Shared, par};
+use super::{Isa, Real};
+#[cfg(target_arch = "x86_64")]
+use super::{Shared, par};
 
 /// A matrix in a slice: element (i, j) lies at `i rs + j cs`.
 #[derive(Clone, Copy, Debug)]

@@ -153,6 +153,7 @@ pub(crate) fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
 }
 
 /// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
     (0..n).into_par_iter().with_max_len(1).for_each(f);
 }
@@ -179,6 +180,7 @@ impl<T> Shared<T> {
     }
 
     /// Of memory that may not be initialised and outlives the parallel region.
+    #[cfg(target_arch = "x86_64")]
     pub fn at_address(start: *mut T) -> Self {
         Self(start)
     }
@@ -187,6 +189,7 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// `i` lies within the slice.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub unsafe fn at(self, i: usize) -> *mut T {
         // SAFETY: the caller's promise.

@@ -175,9 +175,9 @@ fn verdicts_come_out_of_runs() {
          controls: {}\nscales: {paper: {cifar10: layers/paper.yaml}, cpu: {cifar10: layers/cpu.yaml}}\n",
     );
     let runs = folder.path().join("runs");
-    let reproduce = |extra: &[&str]| {
+    let with_validation = |extra: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_taper"))
-            .args(["reproduce", "cifar10", "-q", "--bare", "--recipes", recipes.to_str().unwrap()])
+            .args(["reproduce", "cifar10", "-q", "--recipes", recipes.to_str().unwrap()])
             .args(["--runs", runs.to_str().unwrap(), "--data", folder.path().to_str().unwrap()])
             .args(extra)
             .env_remove("TAPER_DATA")
@@ -187,6 +187,7 @@ fn verdicts_come_out_of_runs() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
+    let reproduce = |extra: &[&str]| with_validation(&[&["--bare"], extra].concat());
     let lines = |text: &str| -> Vec<serde_json::Value> {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
@@ -218,4 +219,11 @@ fn verdicts_come_out_of_runs() {
     assert_eq!(verdict(&cells, "sgdm"), "not_comparable");
     let table = reproduce(&["--scale", "cpu"]);
     assert!(table.contains("train.epochs is 1, in the paper 2."), "{table}");
+
+    // Runs with a validation set fill a column and stand apart; the statistics compare the paper's own.
+    let table = with_validation(&[]);
+    let (_, rest) = table.split_once("## What the runs can show").unwrap();
+    let (shown, apart) = rest.split_once("## Runs with a validation set").unwrap();
+    assert!(shown.contains("| decgd − sgdm lr=0.05") && !shown.contains("data.val"), "{shown}");
+    assert_eq!(apart.lines().filter(|line| line.contains("| finished ")).count(), 4, "{apart}");
 }

@@ -18,7 +18,7 @@ const OP: &str = "conv2d";
 pub enum Precision {
     /// As close as a plain sum in the element type: Winograd F(2×2, 3×3) or a gemm.
     Exact,
-    /// About ten times the rounding error in two thirds of the time: Winograd F(4×4, 3×3). The networks' default.
+    /// About ten times the rounding error, faster: Winograd F(4×4, 3×3). The networks' default.
     #[default]
     Fast,
 }

@@ -20,6 +20,7 @@ pub use measure::{Measured, Sides, measure};
 pub use picture::picture;
 pub use serve::{peak, serve, watch};
 
+use crate::recipe::nearest;
 use candle_core::Device;
 use serde_json::Value;
 use std::sync::OnceLock;
@@ -41,7 +42,7 @@ fn device() -> &'static Device {
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// No benchmark of that name.
-    #[error("unknown benchmark `{name}`; known: {}", .known.join(", "))]
+    #[error("unknown benchmark `{name}`; known: {}{}", .known.join(", "), did_you_mean(.name, .known))]
     Unknown {
         /// The name or glob asked for.
         name: String,
@@ -163,6 +164,10 @@ pub fn select(names: &[String]) -> Result<Vec<Case>, BenchError> {
         }
     }
     Ok(cases.into_iter().filter(|(_, wanted)| *wanted).map(|(case, _)| case).collect())
+}
+
+fn did_you_mean(name: &str, known: &[&str]) -> String {
+    nearest(name, known).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
 #[cfg(test)]

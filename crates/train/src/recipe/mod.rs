@@ -47,6 +47,7 @@ use std::path::Path as FilePath;
 use serde_json::Value;
 
 pub use check::{SectionError, Sections, Unchecked};
+pub(crate) use error::nearest;
 pub use error::{ErrorKind, RecipeError};
 pub use located::Located;
 pub use schema::{

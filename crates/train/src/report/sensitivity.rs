@@ -2,7 +2,7 @@
 use super::curves;
 use super::document::{Figure, Panel, View};
 use super::group::{Choice, Group, Task, settings};
-use crate::plot::{Cell, Chart, Heat, Marks, Picture, Scale, Series, short};
+use crate::plot::{Cell, Chart, Heat, Marks, Picture, STYLES, Scale, Series, short};
 use crate::recipe::Recipe;
 use crate::stats::Better;
 use crate::table::{Table, mean_text};
@@ -97,7 +97,8 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
         let range: Vec<(f64, f64)> = order.iter().map(|i| range[*i]).collect();
         Series { label: label.into(), style, points, range, marks: Marks::Points }
     };
-    let lines = [(0, Choice::BestOnTest, "best on test"), (1, Choice::Last, "last epoch")];
+    let [best, last] = free_styles(sweep);
+    let lines = [(best, Choice::BestOnTest, "best on test"), (last, Choice::Last, "last epoch")];
     let series: Vec<Series> = lines.into_iter().map(line).collect();
     for (group, numbers) in &sweep.groups {
         let value = |choice| group.estimate(choice).map_or("–".into(), |e| mean_text(&task.metric, &e));
@@ -119,17 +120,23 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
     Figure { caption, panels, data }
 }
 
+/// Two styles that no group of the sweep has, while there are any: a group looks the same in every figure.
+fn free_styles(sweep: &Sweep) -> [usize; 2] {
+    let taken: BTreeSet<usize> = sweep.groups.iter().map(|(group, _)| group.style % STYLES).collect();
+    let mut free = (0..STYLES).filter(|style| !taken.contains(style));
+    [free.next().unwrap_or(0), free.next().unwrap_or(1)]
+}
+
 /// The curves of a sweep over one number, as the paper's figure on c has them.
 fn by_epoch(task: &Task, sweep: &Sweep, key: &str) -> Panel {
     let mut sorted: Vec<_> = sweep.groups.iter().collect();
     let value = |numbers: &BTreeMap<String, f64>| numbers.get(key).copied().unwrap_or(f64::NAN);
     sorted.sort_by(|a, b| value(&b.1).total_cmp(&value(&a.1)));
-    let named = |(index, (group, numbers)): (usize, &&Point)| Group {
+    let named = |(group, numbers): &&Point| Group {
         label: format!("{key} = {}", short(value(numbers))),
-        style: index + 2,
         ..(*group).clone()
     };
-    let groups: Vec<Group> = sorted.iter().enumerate().map(named).collect();
+    let groups: Vec<Group> = sorted.iter().map(named).collect();
     let task = Task { groups, ..task.clone() };
     let split = if task.is_problem() { crate::run::Split::Train } else { crate::run::Split::Test };
     let measure = curves::Measure { split, metric: &task.metric, factor: task.factor() };

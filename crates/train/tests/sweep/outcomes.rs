@@ -31,7 +31,9 @@ fn the_number_of_jobs_changes_no_byte_and_a_second_sweep_starts_nothing() {
 #[test]
 fn a_cell_has_what_its_runs_have() {
     let place = Place::new(SWEEP);
-    let json = place.table("runs", &["--json", "--jobs", "2"]);
+    let json = place.table("runs", &["--json", "--jobs", "2", "--out", "report.md"]);
+    let report = std::fs::read_to_string(place.path("report.md")).unwrap();
+    assert!(report.contains("12 runs (12 finished)"), "{report}");
     let cells: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(cells.len(), 4);
     let cell = &cells[2];

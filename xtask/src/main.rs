@@ -1,8 +1,10 @@
-//! `cargo xtask <command>`: builds `taper` once in release and runs it. `test`, `ci` and `gpu-check` are its own.
+//! `cargo xtask <command>`: builds `taper` once in release and becomes it. `test`, `ci` and `gpu-check` are its own.
 //!
 //! It has no dependencies, so that it costs nothing to build, and parses nothing but its own name.
 mod gpu_check;
 mod peer;
+#[cfg(test)]
+mod tidy;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,45 +15,57 @@ fn main() -> ExitCode {
     let ok = match args.first().map(String::as_str) {
         Some("test") => test(&args[1..]),
         Some("gpu-check") => return gpu_check::run(&args[1..]),
-        Some("ci") => run(Command::new("bash").arg(".ci/run")),
+        Some("ci") => run(Command::new("bash").arg(root().join(".ci/run"))),
         _ => return taper(&args),
     };
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// All tests, with nextest where it is installed: the workspace, the examples in the documentation, and the downloads, whose
-/// feature builds candle a second time. With arguments, the workspace's tests that match them.
+/// crate does without candle. With arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
     let tests = |targets: &[&str]| {
         let mut command = Command::new(cargo());
         command.args(if nextest { &["nextest", "run"][..] } else { &["test"] });
-        command.args(["--release", "--workspace"]).args(targets);
+        command.arg("--release").args(manifest()).args(targets);
         command
     };
-    run(tests(&["--lib", "--bins", "--tests", "--examples"]).args(args))
+    run(tests(&["--workspace", "--lib", "--bins", "--tests", "--examples"]).args(args))
         && (!args.is_empty()
-            || run(Command::new(cargo()).args(["test", "--release", "--workspace", "--doc"]))
-                && run(&mut tests(&["--features", "taper-train/hub", "--test", "data_hub"])))
+            || run(Command::new(cargo())
+                .args(["test", "--release", "--workspace", "--doc"])
+                .args(manifest()))
+                && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"])))
 }
 
-/// Builds `taper` and becomes it, as far as a process can: same arguments, same exit code.
+/// Builds `taper` and becomes it: signals, the terminal and the exit code are its own.
 fn taper(args: &[String]) -> ExitCode {
     let mut build = vec!["build", "--release", "--workspace", "--bin", "taper"];
     // Which GPU to build for: `TAPER_FEATURES=cuda cargo xtask train …`.
     let wanted = env::var("TAPER_FEATURES").unwrap_or_default();
     let wanted: Vec<String> =
-        wanted.split(',').filter(|name| !name.is_empty()).map(|name| format!("taper-train/{name}")).collect();
+        wanted.split(',').filter(|name| !name.is_empty()).map(|name| format!("taper/{name}")).collect();
     build.extend(wanted.iter().flat_map(|feature| ["--features", feature]));
     // Only downloads need the hub's client, which takes longer to build than all the rest.
     if args.starts_with(&["data".to_owned(), "fetch".to_owned()]) {
-        build.extend(["--features", "taper-train/hub"]);
+        build.extend(["--features", "taper/hub"]);
     }
-    if !run(Command::new(cargo()).args(build)) {
+    if !run(Command::new(cargo()).args(build).args(manifest())) {
         return ExitCode::FAILURE;
     }
     let path = target().join("release/taper");
+    // What a loader ends with that finds no library: nothing of ours has run yet that could say why.
+    let loads = || Command::new(&path).arg("--version").output().map(|output| output.status.code());
+    if !wanted.is_empty() && loads().is_ok_and(|code| code == Some(127)) {
+        eprintln!(
+            "error: taper was built with {} and a library it needs is not on this machine: with `cuda` that is NVIDIA's \
+             driver (libcuda.so.1). Install it, or unset TAPER_FEATURES to compute on the CPU",
+            wanted.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
     let mut command = Command::new(&path);
     // Where a recipe's data is missing, this program builds a `taper` that can download and has it fetched.
     if let Ok(xtask) = env::current_exe() {
@@ -61,28 +75,46 @@ fn taper(args: &[String]) -> ExitCode {
     if wants_peer && !peer::provide(&mut command) {
         return ExitCode::FAILURE;
     }
-    match command.args(args).status() {
-        // What a loader ends with that finds no library: nothing of ours has run yet that could say why.
-        Ok(status) if status.code() == Some(127) && !wanted.is_empty() => {
-            eprintln!(
-                "error: taper was built with {} and a library it needs is not on this machine: with `cuda` that is NVIDIA's \
-                 driver (libcuda.so.1). Install it, or unset TAPER_FEATURES to compute on the CPU",
-                wanted.join(", ")
-            );
-            ExitCode::FAILURE
-        }
-        Ok(status) => ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
-        Err(e) => {
-            eprintln!("error: {}: {e}", path.display());
-            ExitCode::FAILURE
-        }
+    let e = become_it(command.args(args));
+    eprintln!("error: {}: {e}", path.display());
+    ExitCode::FAILURE
+}
+
+/// Returns only if the program cannot be started.
+#[cfg(unix)]
+fn become_it(command: &mut Command) -> std::io::Error {
+    std::os::unix::process::CommandExt::exec(command)
+}
+
+/// As near as a process can come to being another.
+#[cfg(not(unix))]
+fn become_it(command: &mut Command) -> std::io::Error {
+    match command.status() {
+        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
+        Err(e) => e,
     }
 }
 
-/// Cargo's folder for what it builds.
+/// The repository of this process, not of the build: a checkout may have been copied or moved since. Cargo says it; a
+/// process that cargo did not start (`TAPER_FETCH`) asks where its own program lies.
+fn root() -> PathBuf {
+    let cargo = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let own = env::current_exe().ok();
+    let ancestors = |path: &Path| {
+        let holds = |folder: &&Path| folder.join("xtask/Cargo.toml").is_file();
+        path.ancestors().find(holds).map(Path::to_path_buf)
+    };
+    cargo.as_deref().and_then(ancestors).or(own.as_deref().and_then(ancestors)).unwrap_or_default()
+}
+
+fn manifest() -> [std::ffi::OsString; 2] {
+    ["--manifest-path".into(), root().join("Cargo.toml").into()]
+}
+
+/// Cargo's folder for what it builds, which holds this program in `debug/`, wherever cargo was told to put it.
 fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from)
+    let own = env::current_exe().unwrap_or_default();
+    own.parent().and_then(Path::parent).map_or_else(|| root().join("target"), Path::to_path_buf)
 }
 
 /// Our folder in the user's cache.

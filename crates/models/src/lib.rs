@@ -18,7 +18,6 @@ pub mod ops;
 pub mod registry;
 pub mod replay;
 pub mod resnet;
-pub mod rng;
 pub mod trace;
 
 /// The instruction set that kernels are chosen by on this CPU: results are equal bit for bit where it is.
@@ -31,3 +30,4 @@ pub use error::{Error, Result};
 pub use init::Params;
 pub use model::{Loss, Mode, Model, Task};
 pub use registry::Registry;
+pub use taper_random as rng;

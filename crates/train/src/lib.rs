@@ -13,23 +13,13 @@
 //! A program with optimizers, models, data sets or problems of its own adds them to the [`Registries`], loads recipes
 //! with those and says where runs go: see [`run::run`] and `examples/own_model.rs`.
 
-pub mod bench;
 pub mod compare;
-pub mod data;
 pub mod device;
-pub mod log;
 pub mod numeric;
-pub mod plan;
-pub mod plot;
-pub mod profile;
 pub mod recipe;
 mod registries;
-pub mod report;
-pub mod reproduce;
 pub mod run;
-pub mod stats;
 pub mod sweep;
-pub mod table;
 pub mod verify;
 
 pub use recipe::Recipe;

@@ -1,8 +1,8 @@
 //! The names a recipe can use: optimizers, models, data sets, numeric problems, schedules.
-use crate::data::{DataError, DataRegistry};
 use crate::numeric::Problems;
 use crate::recipe::{Map, SectionError, Sections};
 use serde_json::Value;
+use taper_data::{DataError, DataRegistry};
 use taper_optim::{Schedule, Scheduler};
 
 /// All registries. A program of its own adds to them before it loads recipes.

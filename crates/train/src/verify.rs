@@ -4,7 +4,7 @@ use crate::run::{Options, Outcome, Record, RunError, Status, Summary, checkpoint
 use crate::{Recipe, Registries, run};
 use serde::Serialize;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What was checked and found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -55,8 +55,8 @@ pub fn verify(
             format!("records nothing before step {first}: verify at least so many steps, found {steps}");
         return Err(RunError::Damaged { path: folder.to_path_buf(), message });
     }
-    let scratch = Scratch::new(recipe.id())?;
-    let options = Options { runs: scratch.0.clone(), ..options.clone() };
+    let scratch = taper_files::scratch()?;
+    let options = Options { runs: scratch.path().into(), ..options.clone() };
     train_again(folder, &recipe, &lines, steps, registries, &options, &mut found)?;
     found.steps = steps;
     found.verified = found.damage.is_empty() && found.metrics.is_none() && found.checkpoint.is_none();
@@ -181,24 +181,6 @@ fn notes(folder: &Path, again: &Path) -> Result<Vec<String>, RunError> {
         notes.push(format!("trained by version {then}, verified by {now}: bits may differ"));
     }
     Ok(notes)
-}
-
-/// A folder that goes when it is no longer needed.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(id: &str) -> Result<Self, RunError> {
-        let path = std::env::temp_dir().join(format!("taper-verify-{id}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(RunError::io(&path))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is in a folder for such things.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 impl fmt::Display for Verification {

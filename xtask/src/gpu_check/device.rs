@@ -79,7 +79,7 @@ pub fn run(device: &str) -> bool {
     ] {
         machine += &text(Command::new(program).args(args)).unwrap_or_else(|e| e + "\n");
     }
-    let feature = format!("taper-train/{device}");
+    let feature = format!("taper/{device}");
     let mut build = Command::new(crate::cargo());
     build.args(["build", "--release", "--workspace", "--bin", "taper", "--features", &feature]);
     if report.run("build", &mut build) {

@@ -135,7 +135,7 @@ fn types_cuda() -> Outcome {
         Err(e) => return Outcome::Skipped(e.to_string()),
     };
     let mut check = Command::new(crate::cargo());
-    check.args(["check", "--workspace", "--all-targets", "--features", "taper-train/cuda"]);
+    check.args(["check", "--workspace", "--all-targets", "--features", "taper/cuda"]);
     passed(crate::run(toolkit::with_toolkit(&mut check, &bin)))
 }
 
@@ -150,7 +150,7 @@ fn types_metal() -> Outcome {
         Err(e) => return Outcome::Skipped(e.to_string()),
     };
     let mut check = Command::new(crate::cargo());
-    check.args(["check", "--workspace", "--features", "taper-train/metal", "--target", TARGET]);
+    check.args(["check", "--workspace", "--features", "taper/metal", "--target", TARGET]);
     for name in ["CC_aarch64_apple_darwin", "CXX_aarch64_apple_darwin", "AR_aarch64_apple_darwin"] {
         check.env(name, bin.join("other-cc"));
     }
@@ -202,16 +202,7 @@ fn launch() -> Outcome {
     };
     let test = |filter: &str, fault: Option<&str>| {
         let mut test = Command::new(crate::cargo());
-        test.args([
-            "test",
-            "--quiet",
-            "--workspace",
-            "--features",
-            "taper-train/cuda",
-            "--test",
-            "cuda",
-            "--",
-        ]);
+        test.args(["test", "--quiet", "--workspace", "--features", "taper/cuda", "--test", "cuda", "--"]);
         test.args([filter, "--test-threads=1"])
             .env("TAPER_REQUIRE_TOOLS", "1")
             .env("LD_LIBRARY_PATH", &libraries)

@@ -179,7 +179,7 @@ fn excerpt(text: &str, place: Range<usize>) -> Excerpt {
 }
 
 /// The known name that `given` is most likely a misspelling of.
-pub(crate) fn nearest<'a, S: AsRef<str>>(given: &str, known: &'a [S]) -> Option<&'a str> {
+pub fn nearest<'a, S: AsRef<str>>(given: &str, known: &'a [S]) -> Option<&'a str> {
     let budget = (given.chars().count() / 3).max(1);
     known
         .iter()

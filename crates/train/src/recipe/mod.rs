@@ -47,7 +47,7 @@ use std::path::Path as FilePath;
 use serde_json::Value;
 
 pub use check::{SectionError, Sections, Unchecked};
-pub(crate) use error::nearest;
+pub use error::nearest;
 pub use error::{ErrorKind, RecipeError};
 pub use located::Located;
 pub use schema::{
@@ -238,7 +238,7 @@ impl Recipe {
     }
 
     /// [`Recipe::plan`] with a word for each run.
-    pub(crate) fn plan_marked(&self, mark: &dyn Fn(&Recipe) -> &'static str) -> String {
+    pub fn plan_marked(&self, mark: &dyn Fn(&Recipe) -> &'static str) -> String {
         write::plan(self, mark)
     }
 

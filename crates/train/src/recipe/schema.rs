@@ -8,7 +8,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-use crate::data::Subset;
+use taper_data::Subset;
 
 /// Hyperparameters by name, in the order of the file or of the registry.
 pub type Map = serde_json::Map<String, serde_json::Value>;

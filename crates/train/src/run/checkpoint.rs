@@ -7,14 +7,14 @@
 //! `checkpoints/` itself comes into being by the rename of its first checkpoint: where it is, there was one.
 use super::RunError;
 use super::average;
-use super::files::{remove_folder, sha256, sync_folder, write_synced};
-use super::kill::kill_point;
 use crate::Recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use taper_files::kill::kill_point;
+use taper_files::{remove_folder, sha256, sync_folder, write_synced};
 use taper_optim::PlateauState;
 use tracing::{debug, warn};
 
@@ -151,7 +151,7 @@ fn put_in_place(run: &Path, step: u64) -> Result<(), RunError> {
     sync_folder(&place)?;
     sync_folder(run)?;
     debug!("{}: written", path(run, step).display());
-    if first { Ok(()) } else { remove_folder(&workshop) }
+    if first { Ok(()) } else { Ok(remove_folder(&workshop)?) }
 }
 
 /// Puts a checkpoint in place that a crash left finished in the workshop, and removes an unfinished one.
@@ -162,7 +162,7 @@ pub(crate) fn recover(run: &Path) -> Result<(), RunError> {
             put_in_place(run, step)?;
         }
     }
-    remove_folder(&workshop)
+    Ok(remove_folder(&workshop)?)
 }
 
 /// The steps of all checkpoints, newest first.
@@ -196,7 +196,7 @@ pub(crate) fn prune(run: &Path, newest: u64, keep: usize, best: Option<u64>) -> 
     let old = sooner.into_iter().skip(keep).filter(|step| Some(*step) != best);
     later.into_iter().chain(old).try_for_each(|step| {
         debug!("{}: removed", path(run, step).display());
-        remove_folder(&path(run, step))
+        Ok(remove_folder(&path(run, step))?)
     })
 }
 

@@ -1,6 +1,6 @@
-use crate::data::DataError;
 use crate::recipe::RecipeError;
 use std::path::{Path, PathBuf};
+use taper_data::DataError;
 
 /// Why a run could not be made or finished.
 #[non_exhaustive]
@@ -62,6 +62,12 @@ pub enum RunError {
         /// The last step taken.
         step: u64,
     },
+}
+
+impl From<taper_files::Error> for RunError {
+    fn from(e: taper_files::Error) -> Self {
+        Self::Io { path: e.path, source: e.source }
+    }
 }
 
 impl RunError {

@@ -1,9 +1,11 @@
 //! Evaluations, and what follows from them: the best so far, early stops, plateaus, the switch to averaged SGD.
 use super::task::Task;
 use super::{Run, RunError, Split, summary};
-use crate::profile::EVALUATION;
 use taper_models::op_span;
 use tracing::debug;
+
+/// The span of an evaluation, for profilers: what happens inside is no part of a step.
+pub const EVALUATION: &str = "evaluation";
 
 impl Run<'_> {
     /// Measures the validation and test sets, with the average of the weights where there is one. True when it was the

@@ -1,10 +1,10 @@
 //! Images on their way to a GPU: bytes are copied, and the device makes normalised numbers of them.
 //!
 //! A quarter of the copying, and on CUDA from pinned memory, so that nobody waits for it. The worker thread of
-//! the [pipeline](crate::data::ImagePipeline) has cropped and mirrored the bytes ahead of the step.
-use crate::data::{ByteBatch, ImagePipeline, Mix};
+//! the [pipeline](taper_data::ImagePipeline) has cropped and mirrored the bytes ahead of the step.
 use candle_core::{DType, Device, Result, Tensor};
 use std::sync::{Mutex, PoisonError};
+use taper_data::{ByteBatch, ImagePipeline, Mix};
 
 /// The way of images of one size and normalisation to one device.
 pub(crate) struct Feed {
@@ -116,8 +116,8 @@ mod pinned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Augment, Data, DataRegistry, Normalize, PipelineConfig, Search};
     use serde_json::json;
+    use taper_data::{Augment, Data, DataRegistry, Normalize, PipelineConfig, Search};
 
     #[test]
     fn bytes_become_the_numbers_that_the_cpu_makes() {

@@ -1,13 +1,14 @@
 //! A run's folder read back, changing nothing in it.
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
-use super::{Outcome, RunError, files, timing};
+use super::{Outcome, RunError, timing};
 use crate::recipe::Sections;
-use crate::{Recipe, Registries, data};
+use crate::{Recipe, Registries};
 use serde::Deserialize;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use taper_data as data;
 
 /// What a run ran with, as far as it decides whether results can be equal.
 #[derive(Clone, Debug, Deserialize)]
@@ -45,10 +46,10 @@ pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Pa
         return Ok(());
     }
     fs::create_dir_all(folder).map_err(RunError::io(folder))?;
-    match files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes()) {
+    match taper_files::replace(&folder.join("recipe.yaml"), recipe.to_yaml().as_bytes()) {
         // A sweep writes it before its worker has the lock: another may have placed it and cleared away strays meanwhile.
         Err(_) if there() => Ok(()),
-        written => written,
+        written => Ok(written?),
     }
 }
 

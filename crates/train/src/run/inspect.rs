@@ -2,9 +2,9 @@
 use super::open::{device, length};
 use super::optimizers::Optimizers;
 use super::{RunError, Split, task};
-use crate::data::Search;
 use crate::{Recipe, Registries};
 use serde_json::Value;
+use taper_data::Search;
 use taper_optim::ParamInfo;
 
 /// A run as it would start.
@@ -33,7 +33,7 @@ pub struct Part {
 
 impl Inspection {
     /// The same with so many batches an epoch.
-    pub(crate) fn with_batches(self, recipe: &Recipe, batches: u64) -> Self {
+    pub fn with_batches(self, recipe: &Recipe, batches: u64) -> Self {
         let (epochs, steps) = length(recipe, |_| batches);
         Self { epochs, steps, ..self }
     }
@@ -41,7 +41,7 @@ impl Inspection {
 
 /// Evaluates the start of the test set of a run that has not begun, for as long as `more`, told the samples of each batch,
 /// asks for another.
-pub(crate) fn evaluate_start(
+pub fn evaluate_start(
     recipe: &Recipe,
     registries: &Registries,
     search: &Search,

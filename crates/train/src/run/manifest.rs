@@ -34,7 +34,6 @@ fn features() -> Vec<&'static str> {
         ("cuda", cfg!(feature = "cuda")),
         ("cudnn", cfg!(feature = "cudnn")),
         ("metal", cfg!(feature = "metal")),
-        ("nccl", cfg!(feature = "nccl")),
     ];
     known.into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect()
 }

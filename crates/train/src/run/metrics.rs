@@ -1,8 +1,6 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
 use super::RunError;
-use super::kill::kill_after;
 use super::{progress, tensorboard};
-use crate::data::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -10,6 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use taper_files::hex;
+use taper_files::kill::kill_after;
 use taper_optim::Probe;
 
 /// Figures by name.

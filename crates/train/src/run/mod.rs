@@ -16,10 +16,8 @@ mod error;
 mod evaluate;
 mod feed;
 mod figure;
-mod files;
 pub(crate) mod folder;
 mod inspect;
-mod kill;
 mod lock;
 mod manifest;
 mod metrics;
@@ -42,13 +40,13 @@ pub use progress::Show;
 pub use summary::{Best, Status, Summary};
 pub use watch::{Tick, Watch};
 
-pub(crate) use files::replace as replace_file;
-pub(crate) use folder::write_recipe;
-pub(crate) use inspect::evaluate_start;
-pub(crate) use progress::print;
-pub(crate) use timing::peak_megabytes;
+pub use evaluate::EVALUATION;
+pub use inspect::evaluate_start;
+pub use progress::print;
+pub use timing::peak_megabytes;
 
-use crate::data::{Provenance, Search};
+pub(crate) use folder::write_recipe;
+
 use crate::recipe::{LossForScale, OnDivergence};
 use crate::{Recipe, Registries};
 use average::Averaging;
@@ -63,6 +61,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use taper_data::{Provenance, Search};
 use taper_models::op_span;
 use taper_optim::{Accumulator, Deferred, StepContext, global_norm_on_device};
 use task::{Gradient, Task};

@@ -6,15 +6,15 @@ use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
-use crate::data::{
-    self, Data, DataError, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search,
-    SplitSize, TextStream,
-};
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::iter::Peekable;
 use std::sync::Arc;
+use taper_data::{
+    Data, DataError, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
+    TextStream,
+};
 use taper_models::init::is_buffer;
 use taper_models::op_span;
 use taper_models::{Loss, Mode, Model, Params, Task as Shape, ops};
@@ -288,13 +288,13 @@ impl Source {
         match loaded.data {
             Data::Images { train, test } => {
                 let normalize = match &section.augment.normalize {
-                    Some(n) => data::Normalize {
+                    Some(n) => taper_data::Normalize {
                         mean: n.mean.iter().map(|v| *v as f32).collect(),
                         std: n.std.iter().map(|v| *v as f32).collect(),
                     },
-                    None => loaded.normalize.unwrap_or_else(|| data::Normalize::unit(train.channels)),
+                    None => loaded.normalize.unwrap_or_else(|| taper_data::Normalize::unit(train.channels)),
                 };
-                let augment = data::Augment {
+                let augment = taper_data::Augment {
                     crop_pad: section.augment.crop_pad,
                     flip: section.augment.flip,
                     cutout: section.augment.cutout,
@@ -303,7 +303,7 @@ impl Source {
                 let still = |indices: Option<Arc<[u32]>>| PipelineConfig {
                     batch_size: section.eval_batch_size,
                     shuffle: false,
-                    augment: data::Augment::default(),
+                    augment: taper_data::Augment::default(),
                     normalize: normalize.clone(),
                     drop_last: false,
                     indices,
@@ -313,7 +313,7 @@ impl Source {
                         Holdout::Fraction(part) => SplitSize::Fraction(part),
                         Holdout::Count(n) => SplitSize::Count(n),
                     };
-                    data::split(train.len(), size, recipe.seed)
+                    taper_data::split(train.len(), size, recipe.seed)
                 });
                 let (rest, held): (Option<Vec<u32>>, Option<Vec<u32>>) = parts.unzip();
                 let (rest, held) = (rest.map(Arc::from), held.map(Arc::from));
@@ -355,7 +355,7 @@ impl Source {
 }
 
 fn images(
-    batch: data::ImageBatch,
+    batch: taper_data::ImageBatch,
     (h, w, c): (usize, usize, usize),
     device: &Device,
 ) -> Result<Batch, RunError> {
@@ -364,7 +364,7 @@ fn images(
 }
 
 /// A batch that a GPU makes of bytes.
-fn fed(batch: data::ByteBatch, feed: &Feed, device: &Device) -> Result<Batch, RunError> {
+fn fed(batch: taper_data::ByteBatch, feed: &Feed, device: &Device) -> Result<Batch, RunError> {
     let input = feed.images(&batch)?;
     labelled(input, batch.labels, batch.mix.map(|(mix, _)| mix), device)
 }
@@ -372,7 +372,7 @@ fn fed(batch: data::ByteBatch, feed: &Feed, device: &Device) -> Result<Batch, Ru
 fn labelled(
     input: Tensor,
     labels: Vec<u32>,
-    mix: Option<data::Mix>,
+    mix: Option<taper_data::Mix>,
     device: &Device,
 ) -> Result<Batch, RunError> {
     let n = labels.len();
@@ -384,7 +384,7 @@ fn labelled(
     Ok(Batch { input, target, mixed, samples: n as u64, rate_scale: 1.0 })
 }
 
-fn tokens(stream: &TextStream, window: data::Window, device: &Device) -> Result<Batch, RunError> {
+fn tokens(stream: &TextStream, window: taper_data::Window, device: &Device) -> Result<Batch, RunError> {
     let batch = stream.batch(window.start, window.len);
     let shape = (batch.len, batch.batch);
     Ok(Batch {

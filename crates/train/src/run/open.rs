@@ -9,14 +9,14 @@ use super::optimizers::Optimizers;
 use super::progress::Progress;
 use super::task::{self, Task};
 use super::timing::Timing;
-use super::{CARRY, Options, Run, RunError, files, folder};
-use crate::data::Provenance;
+use super::{CARRY, Options, Run, RunError, folder};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use taper_data::Provenance;
 use tracing::info;
 
 impl<'a> Run<'a> {
@@ -56,10 +56,10 @@ impl<'a> Run<'a> {
 
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
         let lock = lock.map_or_else(|| Lock::acquire(&folder, options), Ok)?;
-        files::remove_strays(&folder)?;
+        taper_files::remove_strays(&folder)?;
         same_data(&folder, task.provenance())?;
         folder::write_recipe(recipe, registries, &folder)?;
-        files::replace(&folder.join("manifest.json"), &manifest(recipe, &*task, &device))?;
+        taper_files::replace(&folder.join("manifest.json"), &manifest(recipe, &*task, &device))?;
         checkpoint::recover(&folder)?;
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
         if let Some(loaded) = checkpoint::newest(&folder, recipe)? {

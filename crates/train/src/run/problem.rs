@@ -5,12 +5,12 @@ use super::figure::Figure;
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
 use crate::Registries;
-use crate::data::Provenance;
 use crate::numeric::Function;
 use crate::recipe::{Problem, Recipe};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use std::collections::HashMap;
+use taper_data::Provenance;
 use taper_models::Params;
 
 /// An optimizer minimises a function of the one parameter `x`, in f64.

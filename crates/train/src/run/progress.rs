@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Prints a line on standard error that no bar overwrites.
-pub(crate) fn print(text: &str) {
+pub fn print(text: &str) {
     match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
         Some(bar) => bar.suspend(|| eprintln!("{text}")),
         None => eprintln!("{text}"),

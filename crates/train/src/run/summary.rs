@@ -1,6 +1,6 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
 use super::metrics::{Record, Split};
-use super::{Run, RunError, files};
+use super::{Run, RunError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +65,7 @@ impl Summary {
     /// Itself with its checksum filled in.
     pub(crate) fn sealed(mut self) -> serde_json::Result<Self> {
         self.sha256.clear();
-        self.sha256 = files::sha256(&serde_json::to_vec_pretty(&self)?);
+        self.sha256 = taper_files::sha256(&serde_json::to_vec_pretty(&self)?);
         Ok(self)
     }
 
@@ -76,7 +76,7 @@ impl Summary {
         let (mut file, sealed) =
             file.map_err(|e| RunError::Damaged { path: path.clone(), message: e.to_string() })?;
         file.push(b'\n');
-        files::replace(&path, &file)?;
+        taper_files::replace(&path, &file)?;
         Ok(sealed)
     }
 }

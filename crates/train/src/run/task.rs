@@ -9,10 +9,10 @@ use super::metrics::{Split, Values};
 use super::network::Network;
 use super::problem::Minimisation;
 use crate::Registries;
-use crate::data::{Provenance, Search};
 use crate::recipe::{self, Recipe};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
+use taper_data::{Provenance, Search};
 use taper_models::Params;
 
 /// The gradient of one batch, and what came to light on the way to it.

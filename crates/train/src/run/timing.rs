@@ -58,7 +58,7 @@ pub(crate) fn total(folder: &Path) -> f64 {
 }
 
 /// The largest resident size of this process so far, where the system tells it.
-pub(crate) fn peak_megabytes() -> Option<u64> {
+pub fn peak_megabytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kb| kb / 1024)

@@ -2,11 +2,11 @@
 use super::{Run, State};
 use crate::recipe::Select;
 use crate::run::{Status, Summary};
-use crate::stats::{Better, Interval, student};
-use crate::table::{Table, mean_text, unit};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
+use taper_figures::stats::{Better, Interval, student};
+use taper_figures::table::{Table, mean_text, unit};
 
 /// A configuration and its runs, one a seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -147,7 +147,7 @@ fn trial(run: &Run, metric: Option<&str>) -> Trial {
 }
 
 /// A setting's value for people.
-pub(crate) fn text(value: &Value) -> String {
+pub fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         other => other.to_string(),

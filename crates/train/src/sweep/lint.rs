@@ -2,11 +2,11 @@
 use super::Cell;
 use crate::Recipe;
 use crate::recipe::Select;
-use crate::stats::least_pairs;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use taper_figures::stats::least_pairs;
 
 /// One reason for doubt.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -17,7 +17,7 @@ mod processes;
 pub mod slurm;
 mod view;
 
-pub(crate) use cell::text as setting_text;
+pub use cell::text as setting_text;
 pub use cell::{Cell, Trial, table};
 pub use processes::Processes;
 

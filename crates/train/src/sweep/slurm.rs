@@ -66,7 +66,7 @@ pub fn write(sweep: &Sweep, job: &Job, registries: &Registries) -> Result<PathBu
         write_recipe(&run.recipe, registries, &run.folder)?;
     }
     let path = sweep.options.runs.join(format!("{}.sbatch", job.name));
-    crate::run::replace_file(&path, script(sweep, job).as_bytes())?;
+    taper_files::replace(&path, script(sweep, job).as_bytes())?;
     Ok(path)
 }
 

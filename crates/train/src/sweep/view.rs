@@ -1,10 +1,10 @@
 //! What the user sees of a sweep: on a terminal a bar a running job and the grid as it fills, else a line a run.
 use super::{Run, State, Sweep};
 use crate::run::{Show, Status, Tick};
-use crate::table::{amount, unit};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::{BTreeMap, HashMap};
 use std::io::IsTerminal;
+use taper_figures::table::{amount, unit};
 
 /// More rows than this leave no room for the bars; the others are counted.
 const ROWS: usize = 16;

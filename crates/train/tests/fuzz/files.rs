@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use taper_data::{DataRegistry, Search};
 use taper_models::{Params, Task};
 use taper_optim::StateDict;
 use taper_train::Registries;
-use taper_train::data::{DataRegistry, Search};
 
 fn gz(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());

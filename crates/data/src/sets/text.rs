@@ -1,0 +1,129 @@
+//! Any UTF-8 text files, as words.
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::digest::Content;
+use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::text::{Text, Vocabulary, read_lines};
+use crate::{Data, DataError, FileRecord, Loaded, Provenance, Search};
+use taper_files::sha256_file;
+
+/// Text files of the user's own.
+pub struct TextFiles;
+
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    train: Paths,
+    valid: Paths,
+    test: Paths,
+    vocab: Option<PathBuf>,
+    min_count: u64,
+    max_vocab: Option<usize>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let none = || Paths::Many(Vec::new());
+        Self { train: none(), valid: none(), test: none(), vocab: None, min_count: 1, max_vocab: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a path or a list of paths")]
+enum Paths {
+    One(PathBuf),
+    Many(Vec<PathBuf>),
+}
+
+impl Paths {
+    /// The files, those that are not absolute under the directory the user named, when they are there.
+    fn resolve(&self, search: &Search) -> Vec<PathBuf> {
+        let paths = match self {
+            Self::One(path) => std::slice::from_ref(path),
+            Self::Many(paths) => paths,
+        };
+        let roots = || search.dir.iter().chain(&search.env_dir);
+        let resolve =
+            |path: &PathBuf| roots().map(|r| r.join(path)).find(|p| p.exists()).unwrap_or(path.clone());
+        paths.iter().map(resolve).collect()
+    }
+}
+
+impl Dataset for TextFiles {
+    fn name(&self) -> &str {
+        "text"
+    }
+
+    fn describe(&self) -> Description {
+        let option = |name, default, doc| OptionDoc { name, default, doc };
+        Description {
+            summary: "any UTF-8 text files, one sentence a line, as words".into(),
+            options: vec![
+                option("train", "[]", "a file or a list of files to train on; needed"),
+                option("valid", "[]", "a file or a list of files to choose on; needed"),
+                option("test", "[]", "a file or a list of files to report on; needed"),
+                option(
+                    "vocab",
+                    "null",
+                    "the vocabulary's file: read when it exists, else built and written there",
+                ),
+                option("min_count", "1", "rarer words of the training files become <unk>"),
+                option("max_vocab", "null", "at most this many words, with <unk> and <eos>"),
+            ],
+        }
+    }
+
+    fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
+        let chosen: Options = options(self.name(), given)?;
+        let (mut splits, mut files, mut content) = (Vec::new(), Vec::new(), Vec::new());
+        for (split, paths) in [("train", &chosen.train), ("valid", &chosen.valid), ("test", &chosen.test)] {
+            let paths = paths.resolve(search);
+            let mut lines = Vec::new();
+            for path in &paths {
+                let (bytes, sha256) = sha256_file(path)?;
+                files.push(FileRecord { path: path.display().to_string(), bytes, sha256 });
+                lines.extend(read_lines(path)?);
+            }
+            let Some(first) = paths.into_iter().next() else {
+                return Err(DataError::option(
+                    self.name(),
+                    split,
+                    "expected a path or a list of paths, found none",
+                ));
+            };
+            if lines.iter().all(|line| line.trim().is_empty()) {
+                return Err(DataError::format(
+                    first,
+                    format!("expected words in the {split} text, found none"),
+                ));
+            }
+            content.push(Content::of_lines(split, lines.iter().map(String::as_str)));
+            splits.push((first, lines));
+        }
+        let train = || splits[0].1.iter().map(String::as_str);
+        let build = || Vocabulary::by_frequency(train(), chosen.min_count, chosen.max_vocab);
+        let vocabulary = match &chosen.vocab {
+            Some(path) if path.exists() => Vocabulary::read(path)?,
+            Some(path) => build().saved(path)?,
+            None => {
+                let vocabulary = build();
+                let key = &content[0].sha256[..16];
+                let name = format!("{key}-{}-{}.txt", chosen.min_count, vocabulary.words().len());
+                if let Some(cache) = &search.cache {
+                    // It can be built again from the same text; a cache that cannot be written is no reason to stop.
+                    let _ = vocabulary.write(&cache.join("vocab").join(name));
+                }
+                vocabulary
+            }
+        };
+        let encode = |i: usize| vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
+        let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
+        let text = Text { train, valid, test, vocab: vocabulary.words() };
+        let source = splits[0].0.parent().unwrap_or(Path::new(".")).display().to_string();
+        let provenance = Provenance { source, files, ..Provenance::generated(self.name(), content) };
+        Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
+    }
+}

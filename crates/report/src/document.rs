@@ -1,0 +1,212 @@
+//! What a report says, before it takes a form: Markdown, LaTeX, CSV, SVG, PNG or a page of HTML.
+use super::{ReportError, html};
+use std::path::Path;
+use taper_figures::plot::{Picture, Sheet};
+use taper_figures::table::{Table, latex_text, markdown_text};
+
+/// A report.
+#[derive(Clone, Debug, Default)]
+pub struct Document {
+    /// Its title.
+    pub title: String,
+    /// What it is about, above everything.
+    pub lead: Vec<String>,
+    /// Its parts.
+    pub sections: Vec<Section>,
+    /// Every number of its tables, one a row, for programs.
+    pub data: Table,
+}
+
+/// A part of a report.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Its title.
+    pub title: String,
+    /// What it holds, in order.
+    pub blocks: Vec<Block>,
+}
+
+/// A piece of a section.
+#[derive(Clone, Debug)]
+pub enum Block {
+    /// A paragraph.
+    Text(String),
+    /// A table.
+    Table(Table),
+    /// A figure.
+    Figure(Figure),
+    /// Text to unfold, as it stands; pages only.
+    Code {
+        /// What it is.
+        title: String,
+        /// The text.
+        text: String,
+    },
+}
+
+/// One or more pictures with a caption; the same numbers as a table.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// The caption.
+    pub caption: String,
+    /// Side by side.
+    pub panels: Vec<Panel>,
+    /// The numbers, for those who do not see the pictures.
+    pub data: Table,
+}
+
+/// The views of one picture: one is shown at a time.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// At least one; the first is shown at first.
+    pub views: Vec<View>,
+}
+
+/// A picture in one of its forms.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Whether an axis was made logarithmic that is not so at first.
+    pub log: bool,
+    /// Whether lines were smoothed.
+    pub smooth: bool,
+    /// The picture.
+    pub picture: Picture,
+}
+
+/// A form that a report can take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// One page, complete in itself.
+    Html,
+    /// Tables as Markdown.
+    Markdown,
+    /// Tables as LaTeX with booktabs.
+    Latex,
+    /// Every number of the tables.
+    Csv,
+    /// All pictures in one file.
+    Svg,
+    /// The same, drawn with the fonts of the system; with the feature `png`.
+    Png,
+}
+
+impl Form {
+    /// By the ending of a file's name.
+    pub fn of(path: &Path) -> Result<Self, String> {
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("html" | "htm") => Ok(Self::Html),
+            Some("md") => Ok(Self::Markdown),
+            Some("tex") => Ok(Self::Latex),
+            Some("csv") => Ok(Self::Csv),
+            Some("svg") => Ok(Self::Svg),
+            Some("png") => Ok(Self::Png),
+            _ => Err(format!(
+                "{}: expected a name that ends in .html, .md, .tex, .csv, .svg or .png",
+                path.display()
+            )),
+        }
+    }
+
+    /// Whether it can be written here, and why not: to be asked before hours of work that end in it.
+    pub fn ready(self) -> Result<(), ReportError> {
+        match self {
+            Self::Png => png::ready().map_err(ReportError::Png),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(feature = "png")]
+mod png {
+    pub use taper_figures::plot::png::draw;
+
+    pub fn ready() -> Result<(), String> {
+        taper_figures::plot::png::fonts().map(drop)
+    }
+}
+
+#[cfg(not(feature = "png"))]
+mod png {
+    pub fn ready() -> Result<(), String> {
+        Err("this taper was built without PNG: build it with `TAPER_FEATURES=png cargo xtask …`, or write .svg".into())
+    }
+
+    pub fn draw(_: &str) -> Result<Vec<u8>, String> {
+        ready().map(|()| Vec::new())
+    }
+}
+
+impl Document {
+    /// In a form; equal reports give equal bytes, a PNG on systems with the same fonts. Only a PNG can fail.
+    pub fn render(&self, form: Form) -> Result<Vec<u8>, ReportError> {
+        let text = match form {
+            Form::Html => html::page(self),
+            Form::Markdown => self.markdown(),
+            Form::Latex => self.latex(),
+            Form::Csv => self.data.csv(),
+            Form::Svg => self.sheet().svg(),
+            Form::Png => return png::draw(&self.sheet().svg()).map_err(ReportError::Png),
+        };
+        Ok(text.into_bytes())
+    }
+
+    /// All figures, in order.
+    pub fn figures(&self) -> impl Iterator<Item = &Figure> {
+        let blocks = self.sections.iter().flat_map(|section| &section.blocks);
+        blocks.filter_map(|block| match block {
+            Block::Figure(figure) => Some(figure),
+            _ => None,
+        })
+    }
+
+    fn markdown(&self) -> String {
+        let mut out = format!("# {}\n", markdown_text(&self.title));
+        self.lead.iter().for_each(|text| out += &format!("\n{}\n", markdown_text(text)));
+        for section in self.sections.iter().filter(|s| s.prints()) {
+            out += &format!("\n## {}\n", markdown_text(&section.title));
+            for block in &section.blocks {
+                match block {
+                    Block::Text(text) => out += &format!("\n{}\n", markdown_text(text)),
+                    Block::Table(table) => out += &format!("\n{}", table.markdown()),
+                    Block::Figure(_) | Block::Code { .. } => {}
+                }
+            }
+        }
+        out
+    }
+
+    fn latex(&self) -> String {
+        let mut out = format!("% {}\n% Needs \\usepackage{{booktabs}}.\n", latex_text(&self.title));
+        for section in self.sections.iter().filter(|s| s.prints()) {
+            for block in &section.blocks {
+                match block {
+                    Block::Text(text) => out += &format!("\n{}\n", latex_text(text)),
+                    Block::Table(table) => out += &format!("\n{}", table.latex()),
+                    Block::Figure(_) | Block::Code { .. } => {}
+                }
+            }
+        }
+        out
+    }
+
+    /// The first view of every picture, in the paper's arrangement: the panels of a figure side by side, three at most.
+    fn sheet(&self) -> Sheet {
+        let first = |panel: &Panel| panel.views.first().map(|view| view.picture.clone());
+        let of = |figure: &Figure| figure.panels.iter().filter_map(first).collect::<Vec<Picture>>();
+        let rows =
+            self.figures().flat_map(|figure| of(figure).chunks(3).map(<[_]>::to_vec).collect::<Vec<_>>());
+        Sheet { title: self.title.clone(), rows: rows.collect() }
+    }
+}
+
+impl Section {
+    /// A section with a title.
+    pub fn new(title: impl Into<String>, blocks: Vec<Block>) -> Self {
+        Self { title: title.into(), blocks }
+    }
+
+    /// Whether it has more than pictures and text to unfold.
+    fn prints(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block, Block::Text(_) | Block::Table(_)))
+    }
+}

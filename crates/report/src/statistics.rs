@@ -1,0 +1,200 @@
+//! What the runs of a task can show: differences on shared seeds, how soon a level is reached, what a search was worth.
+use super::group::{Choice, Group, Task};
+use super::probe;
+use taper_figures::plot::short;
+use taper_figures::stats::{self, Better, Claim, Comparison};
+use taper_figures::table::{Table, amount};
+use taper_train::run::Status;
+
+/// The level at which differences are claimed.
+const ALPHA: f64 = 0.05;
+
+/// The tables of all tasks that have something to compare. A function has no seeds, and tables of its own.
+pub(super) fn tables(tasks: &[Task]) -> Vec<Table> {
+    let networks = tasks.iter().filter(|task| !task.is_problem());
+    networks.flat_map(|task| [comparisons(task), levels(task), search(task)]).flatten().collect()
+}
+
+/// The value of a run that a comparison may be made on: the test set has not chosen it.
+fn fair(task: &Task) -> (Choice, &'static str) {
+    match task.groups.iter().all(|group| group.estimate(Choice::Validated).is_some()) {
+        true => (Choice::Validated, "at the epoch that the validation set chose"),
+        false => (Choice::Last, "of the last epoch"),
+    }
+}
+
+/// One group against all others, seed by seed; `None` where no two groups share two seeds.
+fn comparisons(task: &Task) -> Option<Table> {
+    let (choice, which) = fair(task);
+    let better = Better::of(&task.metric);
+    let mean = |group: &Group| group.estimate(choice).map(|estimate| estimate.mean);
+    let is_subject = |group: &&Group| group.optimizer.starts_with("decgd") && !probe::is_frozen(group);
+    let subjects: Vec<&Group> = task.groups.iter().filter(is_subject).collect();
+    let ahead = |a: &Group, b: &Group| match (mean(a), mean(b)) {
+        (Some(a), Some(b)) => better.than(a, b),
+        (value, _) => value.is_some(),
+    };
+    let (reference, chosen) = match &subjects[..] {
+        [only] => (*only, false),
+        _ => (task.groups.iter().reduce(|best, new| if ahead(new, best) { new } else { best })?, true),
+    };
+    let others: Vec<&Group> = task.groups.iter().filter(|group| group.label != reference.label).collect();
+    let own = reference.values(choice);
+    let family: Vec<Vec<f64>> =
+        others.iter().map(|other| stats::paired(&own, &other.values(choice))).collect();
+    if family.iter().all(|differences| differences.len() < 2) {
+        return None;
+    }
+    let head = ["difference", "pairs", "mean", "95 % interval", "p", "p after Holm", "shows"];
+    let caption = format!("{}: differences in {} on shared seeds", task.title(), task.unit());
+    let mut table = Table::new(head).text(&["shows"]).caption(caption);
+    for (other, found) in others.iter().zip(stats::compare(&family, better, ALPHA)) {
+        let Comparison { pairs, difference, p, adjusted_p, claim } = found;
+        let text = |value: f64| signed(&task.metric, value);
+        let interval = difference.filter(|d| d.half_width().is_some());
+        table.row([
+            format!("{} − {}", reference.label, other.label),
+            pairs.to_string(),
+            difference.map_or("–".into(), |d| text(d.mean)),
+            interval.map_or("–".into(), |d| format!("{} to {}", text(d.low), text(d.high))),
+            short(p),
+            short(adjusted_p),
+            match claim {
+                Claim::Better => format!("{} is better", reference.label),
+                Claim::Worse => format!("{} is worse", reference.label),
+                Claim::None => "no difference shown".into(),
+                Claim::TooFew { need } => format!("nothing: needs {need} pairs"),
+            },
+        ]);
+    }
+    table.note(format!(
+        "The test value {which}; a seed means the same initial weights, batches and augmentation. Interval: BCa bootstrap of \
+         the mean difference. p: sign-flip permutation test, two-sided; after Holm: corrected for {} comparison{}.",
+        others.len(),
+        if others.len() == 1 { "" } else { "s" }
+    ));
+    table.note(
+        "A difference is claimed when the interval leaves out 0 and p after Holm is at most 0.05. None shown is not none \
+         there.",
+    );
+    if chosen {
+        table.note(format!(
+            "{} is compared because it came out best on these runs, which flatters it: confirm on fresh seeds.",
+            reference.label
+        ));
+    }
+    Some(table)
+}
+
+/// A difference with its sign.
+fn signed(metric: &str, value: f64) -> String {
+    let sign = if value < 0.0 { "−" } else { "+" };
+    format!("{sign}{}", amount(metric, value.abs(), None))
+}
+
+/// The first epoch at which each group reaches two levels: one that all reach, and one that half of them do.
+fn levels(task: &Task) -> Option<Table> {
+    let better = Better::of(&task.metric);
+    let worse_first = |a: &f64, b: &f64| match better {
+        Better::Higher => a.total_cmp(b),
+        Better::Lower => b.total_cmp(a),
+    };
+    let best_of = |group: &Group| -> Vec<f64> {
+        group.values(Choice::BestOnTest).into_iter().map(|(_, value)| value).collect()
+    };
+    // By the run of a group that does worst, so that all of its runs reach its level.
+    let mut bests: Vec<f64> =
+        task.groups.iter().filter_map(|group| best_of(group).into_iter().min_by(worse_first)).collect();
+    bests.sort_by(worse_first);
+    let [lowest, _, ..] = bests[..] else { return None };
+    let mut targets = vec![lowest, bests[bests.len() / 2]];
+    targets.dedup();
+    let title = |target: &f64| format!("to {}", amount(&task.metric, *target, None));
+    let head = std::iter::once("optimizer".to_owned()).chain(targets.iter().map(title));
+    let caption = format!("{}: first {} at a level of {}", task.title(), task.clock(), task.unit());
+    let mut table = Table::new(head).caption(caption);
+    for group in &task.groups {
+        let cells = targets.iter().map(|target| reached(group, *target, better));
+        table.row(std::iter::once(group.label.clone()).chain(cells));
+    }
+    table.note(
+        "The lowest and the middle one of the rows' best values on test. Over seeds the middle one, and from the least to the \
+         largest; a run that diverged before has not reached it.",
+    );
+    Some(table)
+}
+
+/// When the runs of a group reached a target: `12`, `12 (9–14)`, `never`.
+fn reached(group: &Group, target: f64, better: Better) -> String {
+    let ended = group.runs.iter().filter(|run| run.status != Status::Interrupted);
+    let mut times: Vec<Option<u64>> = ended
+        .map(|run| {
+            let curve = run.values(run.split(), &run.metric).map(|(record, value)| (run.time(record), value));
+            stats::time_to_target(curve, target, better)
+        })
+        .collect();
+    times.sort_by_key(|time| time.unwrap_or(u64::MAX));
+    let text = |time: &Option<u64>| time.map_or("never".to_owned(), |time| time.to_string());
+    match (times.first(), times.get(times.len() / 2), times.last()) {
+        (Some(first), Some(middle), Some(last)) if first != last => {
+            format!("{} ({}–{})", text(middle), text(first), text(last))
+        }
+        (Some(only), ..) => text(only),
+        _ => "–".into(),
+    }
+}
+
+/// Fewer configurations than this are no search.
+const LEAST: usize = 3;
+
+/// For every optimizer with several configurations: the best that fewer tries would have found, and how many come close.
+fn search(task: &Task) -> Option<Table> {
+    let (choice, which) = fair(task);
+    let better = Better::of(&task.metric);
+    // What is under way has not been tried yet.
+    let tried = |group: &&Group| group.runs.iter().any(|run| run.status != Status::Interrupted);
+    let groups: Vec<&Group> = task.groups.iter().filter(tried).collect();
+    let mut optimizers: Vec<&str> = Vec::new();
+    for group in &groups {
+        if !optimizers.contains(&group.optimizer.as_str()) {
+            optimizers.push(&group.optimizer);
+        }
+    }
+    let tries = |name: &&str| groups.iter().filter(|group| group.optimizer == *name).count();
+    optimizers.retain(|name| tries(name) >= LEAST);
+    let most = optimizers.iter().map(tries).max()?;
+    let budgets: Vec<usize> = [1, 2, 4, 8, 16, 32].into_iter().filter(|k| *k < most).collect();
+    // A point of accuracy; of what has no upper end, a hundredth of the best.
+    let absolute = task.metric == "accuracy";
+    let close = if absolute { "within 1 point" } else { "within 1 %" };
+    let head = ["optimizer", "tries"].map(str::to_owned).into_iter();
+    let head =
+        head.chain(budgets.iter().map(|k| format!("best of {k}"))).chain(["best".into(), close.into()]);
+    let mut table = Table::new(head).caption(format!("{}: searches, by {}", task.title(), task.unit()));
+    for name in optimizers {
+        let own = groups.iter().filter(|group| group.optimizer == name);
+        let trials: Vec<Option<f64>> = own
+            .map(|group| {
+                let diverged = group.runs.iter().any(|run| run.status == Status::Diverged);
+                group.estimate(choice).filter(|_| !diverged).map(|estimate| estimate.mean)
+            })
+            .collect();
+        let expected = |k: usize| {
+            let best = stats::expected_best(&trials, k, better);
+            best.map_or("–".into(), |best| amount(&task.metric, best, None))
+        };
+        let best = stats::expected_best(&trials, trials.len(), better);
+        let reach = 0.01 * if absolute { 1.0 } else { best.unwrap_or(0.0).abs() };
+        let share = stats::share_within(&trials, reach, better);
+        let cells = budgets.iter().map(|k| expected(*k)).chain([
+            expected(trials.len()),
+            share.map_or("–".into(), |share| format!("{:.0} %", 100.0 * share)),
+        ]);
+        table.row([name.to_owned(), trials.len().to_string()].into_iter().chain(cells));
+    }
+    table.note(format!(
+        "A try is a configuration, its value the mean over seeds of the test value {which}. Best of k: expected of k tries \
+         drawn from these (–: all k might diverge); within: the share of all tries that come so close to the best."
+    ));
+    Some(table)
+}

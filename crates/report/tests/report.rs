@@ -1,0 +1,334 @@
+//! Reports on runs that the tests make themselves: tables to the byte, pages that no name can break.
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use taper_report::{Document, Form};
+use taper_train::{Recipe, recipe::Unchecked};
+
+/// A recipe of a small run; `extra` goes on top of it.
+fn recipe(name: &str, seed: u64, optimizer: &str, extra: &str) -> Recipe {
+    let text = format!(
+        "name: {}\nseed: {seed}\ndata: {{name: mnist}}\nmodel: {{name: mlp, hidden: [100]}}\n\
+         optimizer: {optimizer}\ntrain: {{epochs: 3, select: test}}\n{extra}",
+        serde_json::json!(name)
+    );
+    Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap()
+}
+
+/// Leaves a run's folder as training would: three epochs with these test accuracies.
+fn leave(runs: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) -> PathBuf {
+    let folder = runs.join(recipe.directory());
+    leave_in(&folder, recipe, status, accuracies);
+    folder
+}
+
+fn leave_in(folder: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("recipe.yaml"), recipe.to_yaml()).unwrap();
+    let mut metrics = String::new();
+    for (i, accuracy) in accuracies.iter().enumerate() {
+        let (epoch, step) = (i + 1, 100 * (i + 1));
+        let loss = 1.0 - accuracy;
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"train\",\"loss\":{loss},\"lr\":0.01}}\n"
+        );
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"probe\",\"sqrt_f_plus_c\":1.5,\"v_min/w\":1.0,\"v_p01/w\":1.1,\
+             \"v_p25/w\":1.2,\"v_p50/w\":1.3,\"v_p75/w\":1.4,\"v_p99/w\":1.5,\"v_max/w\":1.6,\"v_mean/w\":1.3}}\n"
+        );
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{epoch},\"split\":\"test\",\"loss\":{loss},\"accuracy\":{accuracy}}}\n"
+        );
+    }
+    fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
+    if status != "killed" {
+        let summary = serde_json::json!({
+            "id": recipe.id(), "name": recipe.name, "status": status, "steps": 300, "epochs": 3, "select": "test",
+            "metric": "accuracy", "last": {}, "best": {}, "selected": {}, "sha256": "",
+        });
+        fs::write(folder.join("summary.json"), summary.to_string()).unwrap();
+    }
+}
+
+/// Two optimizers with two and three seeds, of which one diverged and one was killed.
+fn fixture(runs: &Path) {
+    let decgd = |seed| recipe("mine", seed, "{name: decgd, lr: 0.01, c: 1.0}", "");
+    leave(runs, &decgd(1), "finished", &[0.90, 0.96, 0.95]);
+    leave(runs, &decgd(2), "finished", &[0.91, 0.94, 0.97]);
+    let adam = |seed| recipe("mine", seed, "{name: adam, lr: 0.001}", "");
+    leave(runs, &adam(1), "finished", &[0.80, 0.85, 0.90]);
+    leave(runs, &adam(2), "diverged", &[0.70]);
+    leave(runs, &adam(3), "killed", &[0.75, 0.80]);
+}
+
+fn render(folders: &[PathBuf], form: Form) -> String {
+    text(&taper_report::document("Fixture", &taper_report::load(folders).unwrap()), form)
+}
+
+fn text(document: &Document, form: Form) -> String {
+    String::from_utf8(document.render(form).unwrap()).unwrap()
+}
+
+#[test]
+fn tables_are_as_expected_in_every_form() {
+    let folder = tempfile::tempdir().unwrap();
+    fixture(folder.path());
+    let runs = [folder.path().to_path_buf()];
+    let markdown = render(&runs, Form::Markdown);
+    // 96.5 and 0.5: the half width of Student's interval for two values is 12.706 · |a - b| / 2.
+    let expected = "\
+**mnist: test accuracy, %**
+
+| network | optimizer | runs | best on test | at epoch |          last | chosen on validation | remarks                          |
+| ------- | --------- | ---: | -----------: | -------: | ------------: | -------------------: | -------------------------------- |
+| mlp     | adam      |  1/3 |        90.00 |        3 |         90.00 |                    – | 1 of 3 diverged, 1 of 3 interrupted |
+| mlp     | decgd     |  2/2 | 96.50 ± 6.35 |      2–3 | 96.00 ± 12.71 |                    – |                                  |
+";
+    let found = markdown.split("## Results\n\n").nth(1).unwrap();
+    let lines = |text: &str| -> Vec<Vec<String>> {
+        let lines =
+            text.lines().take(6).map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect());
+        lines.filter(|cells: &Vec<String>| !cells.iter().any(|cell| cell.contains("---"))).collect()
+    };
+    assert_eq!(lines(found), lines(expected), "{markdown}");
+    assert!(markdown.contains("chosen by the test set itself"), "{markdown}");
+
+    let latex = render(&runs, Form::Latex);
+    assert!(latex.contains("\\begin{tabular}{llrrrrrl}\n\\toprule\nnetwork & optimizer & runs"), "{latex}");
+    assert!(
+        latex.contains(
+            "mlp & decgd & 2/2 & 96.50 $\\pm$ 6.35 & 2--3 & 96.00 $\\pm$ 12.71 & -- &  \\\\\n\\bottomrule"
+        ),
+        "{latex}"
+    );
+
+    let csv = render(&runs, Form::Csv);
+    let rows: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(
+        rows[0][..10],
+        [
+            "data",
+            "network",
+            "optimizer",
+            "metric",
+            "choice",
+            "runs",
+            "finished",
+            "diverged",
+            "interrupted",
+            "mean"
+        ]
+    );
+    assert_eq!(
+        rows[1][..10],
+        ["mnist", "mlp", "adam", "accuracy", "best_on_test", "3", "1", "1", "1", "0.9"]
+    );
+    assert_eq!(
+        rows[4][..10],
+        ["mnist", "mlp", "decgd", "accuracy", "best_on_test", "2", "2", "0", "0", "0.965"]
+    );
+    assert_eq!(rows.len(), 7, "two groups by three choices");
+
+    let svg = render(&runs, Form::Svg);
+    assert!(svg.starts_with("<svg xmlns=") && svg.contains("class=\"thin\""), "the diverged run is drawn");
+}
+
+#[test]
+fn the_validated_value_is_the_test_value_at_the_best_validation_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = recipe("mine", 1, "{name: sgdm, lr: 0.1}", "");
+    let run = leave(folder.path(), &recipe, "finished", &[0.90, 0.96, 0.95]);
+    let mut metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    for (step, accuracy) in [(100, 0.5), (200, 0.6), (300, 0.7)] {
+        metrics += &format!(
+            "{{\"step\":{step},\"epoch\":{},\"split\":\"val\",\"accuracy\":{accuracy}}}\n",
+            step / 100
+        );
+    }
+    fs::write(run.join("metrics.jsonl"), metrics).unwrap();
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    let row = markdown.lines().find(|line| line.contains("sgdm")).unwrap();
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    assert_eq!(
+        cells[4..8],
+        ["96.00", "2", "95.00", "95.00"],
+        "best on test at epoch 2, last and validated at 3"
+    );
+}
+
+/// The cells of the row of a Markdown text that starts with `first`, without that.
+fn row<'a>(markdown: &'a str, first: &str) -> Vec<&'a str> {
+    let start = format!("| {first} ");
+    let line = markdown.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{markdown}"));
+    line.trim_matches('|').split('|').map(str::trim).skip(1).collect()
+}
+
+#[test]
+fn what_the_runs_can_show_is_said_and_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = |seeds: u32| {
+        let place = folder.path().join(seeds.to_string());
+        for seed in 1..=seeds {
+            let end = 0.9 + 0.001 * f64::from(seed);
+            let adam = recipe("a", seed.into(), "{name: adam, lr: 0.001}", "");
+            leave(&place, &adam, "finished", &[0.80, 0.85, end]);
+            let decgd = recipe("a", seed.into(), "{name: decgd, lr: 0.01, c: 1.0}", "");
+            leave(&place, &decgd, "finished", &[0.85, 0.905, end + 0.01]);
+        }
+        render(&[place], Form::Markdown)
+    };
+    // Six pairs that agree: 2 of 2⁶ sign patterns are as extreme, and one comparison needs no correction.
+    let six = runs(6);
+    let expected = ["6", "+1.00", "+1.00 to +1.00", "0.03125", "0.03125", "decgd is better"];
+    assert_eq!(row(&six, "decgd − adam"), expected);
+    // Adam's lowest run reaches 90.10, DecGD's 91.10.
+    assert!(six.contains("| optimizer | to 90.10 | to 91.10 |"), "{six}");
+    let times = six.split("first epoch at a level").nth(1).unwrap();
+    assert_eq!((row(times, "adam"), row(times, "decgd")), (vec!["3", "never"], vec!["2", "3"]));
+    let two = runs(2);
+    assert_eq!(row(&two, "decgd − adam").last(), Some(&"nothing: needs 6 pairs"));
+    // One seed makes no pair, but still has a time.
+    let one = runs(1);
+    assert!(!one.contains("shared seeds") && one.contains("first epoch at a level"), "{one}");
+}
+
+#[test]
+fn a_search_is_worth_what_fewer_tries_would_have_found() {
+    let folder = tempfile::tempdir().unwrap();
+    for (c, end) in [(10.0, 0.90), (1.0, 0.92), (0.1, 0.94), (0.01, 0.96)] {
+        let optimizer = format!("{{name: decgd, lr: 0.01, c: {c}}}");
+        leave(folder.path(), &recipe("c", 1, &optimizer, ""), "finished", &[0.5, end]);
+    }
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    let search = markdown.split("searches, by").nth(1).unwrap();
+    // The mean of all; of the six pairs the better ones are 92, 94, 94, 96, 96, 96; one of four is within a point.
+    assert_eq!(row(search, "decgd"), ["4", "93.00", "94.67", "96.00", "25 %"]);
+    leave(folder.path(), &recipe("c", 1, "{name: decgd, lr: 0.01, c: 5.0}", ""), "diverged", &[0.5]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    let search = markdown.split("searches, by").nth(1).unwrap();
+    assert_eq!(row(search, "decgd")[..2], ["5", "–"], "one try might be the one that diverged");
+    // What is under way is no try yet.
+    leave(folder.path(), &recipe("c", 1, "{name: decgd, lr: 0.01, c: 6.0}", ""), "killed", &[0.5]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert_eq!(row(markdown.split("searches, by").nth(1).unwrap(), "decgd")[0], "5");
+}
+
+#[test]
+fn names_that_are_markup_stay_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let evil = "</script><script>alert(1)<!-- \" onload='x' ${\\input{x}}|`a`\u{202e}";
+    let text = format!(
+        "data: {{name: {evil}}}\nmodel: {{name: {evil}}}\noptimizer: {{name: {evil}, lr: 0.1}}\ntrain: {{epochs: 3}}\n",
+        evil = serde_json::json!(evil)
+    );
+    let recipe = Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap();
+    let run = folder.path().join("<img src=x onerror=alert(2)>");
+    leave_in(&run, &recipe, "finished", &[0.5, 0.6, 0.7]);
+    let resolved = fs::read_to_string(run.join("recipe.yaml")).unwrap();
+    fs::write(run.join("recipe.yaml"), format!("{resolved}# </pre><script>alert(3)</script>\n")).unwrap();
+    let runs = [folder.path().to_path_buf()];
+    let page = render(&runs, Form::Html);
+    assert!(!page.contains("<script>alert") && !page.contains("<img"), "markup from a name is on the page");
+    assert!(!page.contains("<!--") && !page.contains('\u{202e}'));
+    // The page's own script, and the data of its charts.
+    assert_eq!(page.matches("<script").count(), page.matches("</script>").count());
+    assert_eq!(page.matches("<script>").count(), 1);
+    for form in [Form::Markdown, Form::Latex, Form::Svg] {
+        let text = render(&runs, form);
+        assert!(!text.contains("<script"), "{text}");
+        assert!(form != Form::Latex || !text.contains("\\input{"), "{text}");
+    }
+}
+
+#[test]
+fn damaged_runs_are_read_as_far_as_they_go_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fixture(folder.path());
+    let damaged =
+        leave(folder.path(), &recipe("d", 7, "{name: sgdm, lr: 0.1}", ""), "finished", &[0.5, 0.6, 0.7]);
+    let metrics = fs::read_to_string(damaged.join("metrics.jsonl")).unwrap();
+    let lines: Vec<&str> = metrics.lines().collect();
+    fs::write(
+        damaged.join("metrics.jsonl"),
+        format!("{}\n{{\"step\": oops}}\n{}\n", lines[..6].join("\n"), lines[6]),
+    )
+    .unwrap();
+    fs::write(damaged.join("summary.json"), "{").unwrap();
+    let lost = folder.path().join("lost");
+    fs::create_dir(&lost).unwrap();
+    fs::write(lost.join("recipe.yaml"), "train: [").unwrap();
+    // A run under way: the last line is not there yet as a whole.
+    let young = leave(folder.path(), &recipe("y", 8, "{name: sgdm, lr: 0.1}", ""), "killed", &[0.5]);
+    let metrics = fs::read_to_string(young.join("metrics.jsonl")).unwrap();
+    fs::write(young.join("metrics.jsonl"), format!("{metrics}{{\"step\":200,\"ep")).unwrap();
+
+    let runs = taper_report::load(&[folder.path().to_path_buf()]).unwrap();
+    assert_eq!(runs.runs.len(), 7);
+    let problems = runs.problems.join("\n");
+    for part in ["lost: recipe.yaml cannot be read", "metrics.jsonl, line 7", "summary.json"] {
+        assert!(problems.contains(part), "{problems}");
+    }
+    assert_eq!(runs.problems.len(), 3, "{problems}");
+    let page = text(&taper_report::document("d", &runs), Form::Html);
+    assert!(page.contains("What could not be read"));
+}
+
+#[test]
+fn equal_runs_give_equal_bytes_wherever_they_lie() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fixture(here.path());
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(here.path()).unwrap() {
+        let (from, to) = (entry.as_ref().unwrap().path(), there.path().join(entry.unwrap().file_name()));
+        fs::create_dir(&to).unwrap();
+        for file in fs::read_dir(&from).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+        folders.push(to);
+    }
+    folders.sort();
+    folders.reverse();
+    for form in [Form::Html, Form::Markdown, Form::Latex, Form::Csv, Form::Svg] {
+        let expected = render(&[here.path().to_path_buf()], form);
+        assert_eq!(render(&[there.path().to_path_buf()], form), expected);
+        assert_eq!(render(&folders, form), expected, "one by one and in another order");
+        folders.push(there.path().to_path_buf());
+        assert_eq!(render(&folders, form), expected, "named twice");
+        folders.pop();
+    }
+}
+
+/// Opens a page in Chromium where there is one; says so where there is none.
+#[test]
+fn the_page_works_in_a_browser() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = folder.path().join("runs");
+    // Sixteen epochs, so that smoothing is offered; four values of c, and a grid of two settings.
+    let rising: Vec<f64> = (1..=16).map(|i| 1.0 - 0.5 / f64::from(i)).collect();
+    for (c, seed) in [(10.0, 1), (1.0, 1), (1.0, 2), (0.1, 1), (0.001, 1)] {
+        let optimizer = format!("{{name: decgd, lr: 0.01, c: {c}}}");
+        leave(&runs, &recipe("c", seed, &optimizer, ""), "finished", &rising);
+    }
+    for (lr, wd) in [(0.1, 0.0), (0.1, 0.5), (0.2, 0.0), (0.2, 0.5)] {
+        let optimizer = format!("{{name: sgdm, lr: {lr}, weight_decay: {wd}}}");
+        leave(&runs, &recipe("g", 1, &optimizer, ""), "finished", &rising[..8]);
+    }
+    leave(&runs, &recipe("b", 9, "{name: adam, lr: 0.1}", ""), "diverged", &rising[..3]);
+    let page = folder.path().join("page.html");
+    fs::write(&page, render(&[runs], Form::Html)).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check_report.py");
+    let output = match Command::new("python3").arg(script).arg(&page).output() {
+        Ok(output) => output,
+        Err(e) => {
+            eprintln!("no python3 ({e}): the page was not opened");
+            return;
+        }
+    };
+    let message = String::from_utf8_lossy(&output.stderr);
+    match output.status.code() {
+        // The script says that there is no browser.
+        Some(3) => eprintln!("{message}"),
+        code => assert_eq!(code, Some(0), "{message}"),
+    }
+}

@@ -1,0 +1,214 @@
+use super::{Common, Failure};
+use crate::bench::scaling::{self, Growth, SERIES};
+use crate::bench::{self, BenchError, Case, Sides, measure, select};
+use crate::profile::Profile;
+use serde_json::Value;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use taper_figures::table::Table;
+use taper_train::device::open;
+use taper_train::recipe::Device;
+
+/// Measures how fast this machine does the work of training
+///
+///   cargo xtask bench mlp-step resnet18-step
+///   cargo xtask bench 'optim/adam*' --peer --json
+///   cargo xtask bench densenet121-step --profile
+///   cargo xtask bench --scaling
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// Suites or benchmarks; `*` stands for any characters [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+    /// Runs PyTorch on the same work in the same call
+    #[arg(long)]
+    peer: bool,
+    /// Shows where the time of our side goes instead, op by op, and writes a trace for chrome://tracing
+    #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    pub(super) profile: Option<PathBuf>,
+    /// Measures how our steps grow with batch, width, length and threads instead, and fits exponents
+    #[arg(long)]
+    scaling: bool,
+    /// Shows results that --json wrote instead: a table, and a picture beside the file
+    #[arg(long, value_name = "RESULTS")]
+    show: Option<PathBuf>,
+    /// Where optimizers and training steps compute, ours and PyTorch's; only these are measured on a GPU
+    #[arg(long, default_value = "cpu", value_parser = |text: &str| Device::try_from(text.to_owned()))]
+    device: Device,
+    /// Serves one benchmark to another process of this command
+    #[arg(long, hide = true, value_name = "NAME")]
+    serve: Option<String>,
+}
+
+impl From<BenchError> for Failure {
+    fn from(e: BenchError) -> Self {
+        match e {
+            e @ BenchError::Unknown { .. } => Self::usage(format!("error: {e}")),
+            e => Self::other(format!("error: {e}")),
+        }
+    }
+}
+
+pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
+    if args.device == Device::Auto {
+        return Err(Failure::usage("error: --device: say which: cpu, cuda, cuda:1 or metal"));
+    }
+    if args.device != Device::Cpu {
+        let device = open(args.device).map_err(|e| Failure::usage(format!("error: --device: {e}")))?.device;
+        bench::compute_on(device);
+    }
+    if let Some(name) = &args.serve {
+        return Ok(bench::serve(name, std::io::stdin().lock(), std::io::stdout().lock())?);
+    }
+    let (threads, data) = (rayon::current_num_threads(), common.data.clone());
+    let sides = Sides { threads, data, peer: args.peer, device: args.device };
+    match (&args.show, &args.profile) {
+        (Some(results), _) => show(results),
+        (_, Some(trace)) => profile(select(&args.names)?, trace, common),
+        _ if args.scaling => growth(args, common, &sides),
+        _ => measure_all(select(&args.names)?, args, common, &sides),
+    }
+}
+
+fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    if let Some(load) = load().filter(|load| *load > 0.5) {
+        eprintln!(
+            "warning: load {load:.1} from other programs: trust only processor times, with --threads 1"
+        );
+    }
+    let mut results = Vec::new();
+    let on_cpu = sides.device == Device::Cpu;
+    for case in cases.into_iter().filter(|case| on_cpu || case.runs_on_devices()) {
+        if !common.quiet && !args.json {
+            eprintln!("{}", case.name);
+        }
+        let result = measure(&case, sides)?.json();
+        if args.json {
+            writeln!(out, "{result}")?;
+            out.flush()?;
+        }
+        results.push(result);
+    }
+    if !args.json {
+        write!(out, "{}", table(&results))?;
+    }
+    Ok(())
+}
+
+/// How many threads wanted to run in the last minute, where the system tells.
+fn load() -> Option<f64> {
+    std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
+fn profile(cases: Vec<Case>, trace: &Path, common: &Common) -> Result<(), Failure> {
+    let profile =
+        Profile::install(Some(trace), common.level()).map_err(|e| Failure::other(format!("error: {e}")))?;
+    for case in cases {
+        eprintln!("{}", case.name);
+        bench::watch(case, &profile)?;
+        let table = profile.table_beside(bench::peak)?;
+        eprintln!("{table}");
+    }
+    eprintln!("trace: {}", trace.display());
+    Ok(())
+}
+
+fn growth(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let mut results = Vec::new();
+    for series in &SERIES {
+        for threads in [1, 2] {
+            if !common.quiet && !args.json {
+                eprintln!("{}, {threads} threads", series.name);
+            }
+            let growth = Growth::measure(series, &Sides { threads, peer: false, ..sides.clone() })?;
+            if args.json {
+                let line =
+                    serde_json::to_string(&growth).map_err(|e| Failure::other(format!("error: {e}")))?;
+                writeln!(out, "{line}")?;
+                out.flush()?;
+            }
+            results.push(growth);
+        }
+    }
+    if !args.json {
+        write!(out, "{}", scaling::table(&results))?;
+    }
+    Ok(())
+}
+
+/// The table of results in a file, and their picture beside it.
+fn show(path: &Path) -> Result<(), Failure> {
+    let refuse = |e: String| Failure::usage(format!("error: {}: {e}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
+    // Lines of --scaling have a series, others a name.
+    let (table, svg) = match lines::<Growth>(&text) {
+        Ok(results) if !results.is_empty() => (scaling::table(&results), scaling::picture(&results)),
+        _ => {
+            let results = lines::<Value>(&text).map_err(refuse)?;
+            (table(&results), bench::picture(&results).map_err(refuse)?)
+        }
+    };
+    let place = path.with_extension("svg");
+    std::fs::write(&place, svg).map_err(|e| Failure::other(format!("error: {}: {e}", place.display())))?;
+    write!(std::io::stdout(), "{table}")?;
+    eprintln!("picture: {}", place.display());
+    Ok(())
+}
+
+/// Every line as a value; an error names the line.
+fn lines<T: serde::de::DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
+    let parse =
+        |(i, line): (usize, &str)| serde_json::from_str(line).map_err(|e| format!("line {}: {e}", i + 1));
+    text.lines().enumerate().map(parse).collect()
+}
+
+fn table(results: &[Value]) -> String {
+    let mut table = Table::new([
+        "benchmark",
+        "ms",
+        "rate",
+        "beside",
+        "MB",
+        "PyTorch ms",
+        "PyTorch / ours",
+        "half of rounds",
+        "processor time",
+        "PyTorch MB",
+    ]);
+    results.iter().for_each(|result| table.row(row(result)));
+    table.markdown()
+}
+
+fn row(result: &Value) -> [String; 10] {
+    let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
+    let number = |key: &str, show: &dyn Fn(f64) -> String| result[key].as_f64().map(show).unwrap_or_default();
+    let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
+    let whole = |value: f64| format!("{value:.0}");
+    let ratio = |value: f64| format!("{value:.2}");
+    let shares =
+        result.as_object().into_iter().flatten().filter_map(|(key, share)| {
+            Some(format!("{:.2} of {}", share.as_f64()?, key.strip_prefix("of_")?))
+        });
+    let spread = match result["ratio_low"].is_f64() {
+        true => format!("{} to {}", number("ratio_low", &ratio), number("ratio_high", &ratio)),
+        false => String::new(),
+    };
+    [
+        text("name"),
+        number("ours_s", &milliseconds),
+        format!("{} {}", number("rate", &|rate| format!("{rate:.1}")), text("unit")),
+        shares.collect::<Vec<_>>().join(", "),
+        number("peak_mb", &whole),
+        number("peer_s", &milliseconds),
+        number("ratio", &ratio),
+        spread,
+        number("cpu_ratio", &ratio),
+        number("peer_peak_mb", &whole),
+    ]
+}

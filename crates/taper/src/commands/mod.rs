@@ -1,0 +1,193 @@
+//! The command line: one file a command.
+mod bench;
+mod compare;
+mod completions;
+mod data;
+mod optimizers;
+mod picture;
+mod plan;
+mod replay;
+mod report;
+mod reproduce;
+mod sweep;
+mod train;
+mod verify;
+
+use crate::log;
+use clap::{Parser, Subcommand};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use taper_data::{DataError, Search};
+use taper_train::Registries;
+use taper_train::recipe::RecipeError;
+use taper_train::run::RunError;
+
+/// Trains networks from recipes, to the bit the same every time.
+#[derive(Parser)]
+#[command(name = "taper", bin_name = "cargo xtask", version, arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of every command.
+#[derive(clap::Args)]
+struct Common {
+    /// Where to look for data sets first
+    #[arg(long, global = true, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Never use the network
+    #[arg(long, global = true)]
+    offline: bool,
+    /// Threads to compute with; results do not depend on it [default: one a core]
+    #[arg(long, global = true, value_name = "N")]
+    threads: Option<usize>,
+    /// Show no progress
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
+    log: Option<String>,
+}
+
+impl Common {
+    fn level(&self) -> tracing::Level {
+        let default = if self.quiet { "warn" } else { "info" };
+        // The names that clap lets pass are levels.
+        self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
+    fn search(&self) -> Search {
+        Search::from_env(self.data.clone(), self.offline)
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(train::Args),
+    Plan(plan::Args),
+    Sweep(sweep::Args),
+    Optimizers(optimizers::Args),
+    Replay(replay::Args),
+    Compare(compare::Args),
+    Verify(verify::Args),
+    Report(report::Args),
+    Reproduce(reproduce::Args),
+    Data(data::Args),
+    Bench(bench::Args),
+    Completions(completions::Args),
+}
+
+impl Command {
+    /// Whether it installs a profiler, which then shows events too.
+    fn profiles(&self) -> bool {
+        match self {
+            Self::Train(args) => args.profile.is_some(),
+            Self::Bench(args) => args.profile.is_some(),
+            _ => false,
+        }
+    }
+}
+
+/// Why a command failed: what to print and the exit code.
+struct Failure {
+    message: String,
+    code: u8,
+}
+
+impl Failure {
+    /// A bad argument or a bad file.
+    fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 2 }
+    }
+    fn other(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: 1 }
+    }
+}
+
+impl From<RunError> for Failure {
+    fn from(e: RunError) -> Self {
+        let code = e.exit_code();
+        match e {
+            RunError::Recipe(e) => e.into(),
+            e => Self { message: format!("error: {e}"), code },
+        }
+    }
+}
+
+impl From<RecipeError> for Failure {
+    fn from(e: RecipeError) -> Self {
+        use std::io::IsTerminal;
+        Self { message: e.render(std::io::stderr().is_terminal()), code: 2 }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(e: DataError) -> Self {
+        match e {
+            DataError::Io { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe => source.into(),
+            e => Self::usage(format!("error: {e}")),
+        }
+    }
+}
+
+/// Standard output that is closed early (`| head`) is no failure worth a message.
+impl From<std::io::Error> for Failure {
+    fn from(e: std::io::Error) -> Self {
+        match e.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::other(""),
+            _ => Self::other(format!("error: {e}")),
+        }
+    }
+}
+
+/// Prints a result as text or as one line of JSON.
+fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Result<(), Failure> {
+    let text = if json {
+        serde_json::to_string(result).map_err(|e| Failure::other(format!("error: {e}")))? + "\n"
+    } else {
+        result.to_string()
+    };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+/// Does what the command line says, with the names of these registries.
+pub fn main(registries: &Registries) -> ExitCode {
+    let args = Args::parse();
+    if !args.command.profiles() {
+        log::to_stderr(args.common.level());
+    }
+    // This thread is one of the pool's: a region that it opens costs no hand-over to another thread and back. Nobody else
+    // may wait for the pool while this thread waits for them: with one thread there is no other worker.
+    let threads = args.common.threads.unwrap_or(0);
+    if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global() {
+        eprintln!("error: {threads} threads: {e}");
+        return ExitCode::FAILURE;
+    }
+    let result = match args.command {
+        Command::Train(command) => train::run(&command, &args.common, registries),
+        Command::Plan(command) => plan::run(&command, &args.common, registries),
+        Command::Sweep(command) => sweep::run(&command, &args.common, registries),
+        Command::Optimizers(command) => optimizers::run(&command, registries),
+        Command::Replay(command) => replay::run(&command, registries),
+        Command::Compare(command) => compare::run(&command, registries),
+        Command::Verify(command) => verify::run(&command, &args.common, registries),
+        Command::Report(command) => report::run(&command),
+        Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),
+        Command::Data(command) => data::run(&command, &args.common, registries),
+        Command::Bench(command) => bench::run(&command, &args.common),
+        Command::Completions(command) => completions::run(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { message, code }) => {
+            if !message.is_empty() {
+                eprintln!("{message}");
+            }
+            ExitCode::from(code)
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The picture that a training leaves.
+use std::path::Path;
+use taper_figures::plot::{Chart, Picture, Scale, Series, Sheet};
+use taper_train::run::{Outcome, Record, Split};
+
+/// Draws training loss (log scale) and the test metric of several runs side by side, as SVG. Runs of one epoch are drawn
+/// by their steps, on log axes; where the loss is all there is to judge by, it is the only panel.
+pub fn curves(runs: &[(String, &Outcome)], path: &Path) -> Result<(), String> {
+    let metric = runs.first().map_or("loss", |(_, run)| run.summary.metric.as_str());
+    let by_step = runs.iter().all(|(_, run)| run.summary.epochs <= 1);
+    let clock = if by_step { "step" } else { "epoch" };
+    let panel = |title: &str, split: Split, metric: &str, factor: f64, y_scale: Scale| {
+        let line = |(style, (label, run)): (usize, &(String, &Outcome))| {
+            let time = |record: &Record| if by_step { record.step } else { record.epoch } as f64;
+            let records = run.records.iter().filter(|record| record.split == split);
+            let points =
+                records.filter_map(|record| Some((time(record), factor * record.values.get(metric)?)));
+            Series::line(label, style, points.collect())
+        };
+        let series = runs.iter().enumerate().map(line).collect();
+        let text = format!("{title} of {} runs by {clock}", runs.len());
+        let x_scale = if by_step { Scale::Log } else { Scale::Linear };
+        Picture::Chart(Chart { x_scale, y_scale, series, ..Chart::new(title, &text, clock, "") })
+    };
+    let mut pictures = vec![panel("training loss", Split::Train, "loss", 1.0, Scale::Log)];
+    match metric {
+        "loss" => {}
+        "accuracy" => {
+            pictures.push(panel("test accuracy, %", Split::Test, metric, 100.0, Scale::Linear));
+        }
+        other => pictures.push(panel(&format!("test {other}"), Split::Test, other, 1.0, Scale::Log)),
+    }
+    let sheet = Sheet { title: "Learning curves".into(), rows: vec![pictures] };
+    std::fs::write(path, sheet.svg()).map_err(|e| format!("{}: {e}", path.display()))
+}

@@ -1,0 +1,56 @@
+use super::{Common, Failure, train};
+use crate::plan::Plan;
+use std::io::Write;
+use std::path::PathBuf;
+use taper_train::run::{Options, Show};
+use taper_train::{Recipe, Registries};
+
+/// Checks a recipe and prints what it comes to
+///
+/// Every setting with where its value came from, the parameters as the optimizer's groups match them, the runs and which
+/// are done, and an estimate of time, memory and disk from a few steps of training.
+///
+///   cargo xtask plan recipes/mnist/mlp-decgd.yaml --set optimizer.c=0.1
+///   cargo xtask plan recipes/sweeps/c-robustness.yaml --no-probe
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// The recipe
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// Overrides a setting
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The folder of all runs
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+    /// Trains nothing, and so estimates nothing
+    #[arg(long)]
+    no_probe: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let recipe = Recipe::load(&args.recipe, &args.set, registries)?;
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: Show::Quiet,
+        stop: train::stop_on_interrupt(),
+        ..Options::default()
+    };
+    if !args.no_probe && !common.quiet {
+        eprintln!("measuring a few steps; --no-probe leaves that out");
+    }
+    let plan = Plan::new(&recipe, registries, &options, !args.no_probe)?;
+    match args.json {
+        true => writeln!(std::io::stdout(), "{}", serde_json::json!(plan))?,
+        false => write!(std::io::stdout(), "{plan}")?,
+    }
+    if !common.quiet {
+        plan.findings.iter().for_each(|finding| eprintln!("note: {finding}"));
+    }
+    Ok(())
+}

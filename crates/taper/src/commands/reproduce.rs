@@ -1,0 +1,201 @@
+use super::{Common, Failure, report, sweep, train};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+use taper_report::Form;
+use taper_report::reproduce::{self, Cell, Plan, Published, Scale, Target};
+use taper_train::run::{Options, Show};
+use taper_train::sweep::{Ended, Processes, Sweep, Workers};
+use taper_train::{Recipe, Registries};
+
+/// The paper's tables and claims beside ours, with a verdict on every number
+///
+/// Runs what is missing, uses what was run before, and prints our mean and interval beside the published number:
+/// reproduced, differs, not run, or not comparable (reduced scale or data). How that is decided: docs/results/README.md.
+///
+///   cargo xtask reproduce numeric
+///   cargo xtask reproduce mnist --out mnist.html
+///   cargo xtask reproduce all --scale cpu --jobs 2 --out all.html --out all.md
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// What to reproduce
+    #[arg(required = true, value_enum, value_name = "TARGET")]
+    targets: Vec<TargetArg>,
+    /// The experiments as they are, or reduced ones (listed below each table) for two cores and an hour
+    #[arg(long, value_enum, default_value_t = ScaleArg::Paper)]
+    scale: ScaleArg,
+    /// The folder of all runs
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+    /// Runs at a time; threads are divided between them
+    #[arg(long, short, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: u16,
+    /// The seeds, in place of the scale's own
+    #[arg(long, value_name = "SEED,…", value_delimiter = ',')]
+    seeds: Vec<u64>,
+    /// Only the paper's own runs: no controls of DecGD, and no second set of runs to choose by a validation set where the
+    /// paper's recipe has none
+    #[arg(long)]
+    bare: bool,
+    /// Writes a report too; the ending says what: .html, .md, .tex, .csv, .svg, .png
+    #[arg(long, value_name = "FILE")]
+    out: Vec<PathBuf>,
+    /// Prints one JSON object a cell in place of the tables
+    #[arg(long)]
+    json: bool,
+    /// Says what would be run, and runs nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// The folder with published.yaml and the recipes it names
+    #[arg(long, value_name = "DIR", default_value = "recipes")]
+    recipes: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum TargetArg {
+    /// The MLP on MNIST: every optimizer below 2 % error
+    Mnist,
+    /// Table 1
+    Cifar10,
+    /// Table 2
+    Cifar100,
+    /// Table 3
+    Ptb,
+    /// The figure on DecGD's c
+    CRobustness,
+    /// Powell's and Rosenbrock's functions
+    Numeric,
+    /// All of them
+    All,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum ScaleArg {
+    Paper,
+    Cpu,
+}
+
+pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
+    let scale = match args.scale {
+        ScaleArg::Paper => Scale::Paper,
+        ScaleArg::Cpu => Scale::Cpu,
+    };
+    let published = Published::load(&args.recipes)?;
+    let plan = Plan {
+        published: &published,
+        scale,
+        recipes: &args.recipes,
+        seeds: Some(&args.seeds[..]).filter(|seeds| !seeds.is_empty()),
+        bare: args.bare,
+        sections: registries,
+    };
+    // All recipes are read before the first is trained: a mistake in the last shows at once.
+    let (mut cells, mut controls, mut numeric) = (Vec::new(), Vec::new(), Vec::new());
+    for target in targets(&args.targets) {
+        match target {
+            Target::Numeric => numeric = plan.numeric()?,
+            target => {
+                cells.extend(plan.cells(target)?);
+                controls.extend(plan.controls(target)?);
+            }
+        }
+    }
+    let of_cells = cells.iter().flat_map(|cell: &Cell| cell.runs.iter().chain(&cell.validated));
+    let recipes: Vec<Recipe> = numeric.iter().chain(of_cells).chain(&controls).cloned().collect();
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        stop: train::stop_on_interrupt(),
+        wait: true,
+        ..Options::default()
+    };
+    let mut sweep = Sweep::open(&recipes, &options)?;
+    if !common.quiet {
+        announce(&cells, &numeric, &controls, &sweep, args, scale);
+    }
+    if args.dry_run {
+        return Ok(());
+    }
+    let processes = Processes {
+        jobs: usize::from(args.jobs),
+        threads: common.threads.unwrap_or_else(sweep::cores),
+        program: sweep::program()?,
+        args: sweep::run_args(common),
+    };
+    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
+        let (left, all) = (sweep.missing().count(), sweep.runs().len());
+        let message = format!("stopped with {left} of {all} runs to do; the same command goes on");
+        return Err(Failure { message, code: 130 });
+    }
+    let mut problems = Vec::new();
+    let numeric = match numeric.is_empty() {
+        true => None,
+        false => Some(reproduce::numeric(&published, &numeric, &sweep, &mut problems)),
+    };
+    let outcomes = reproduce::outcomes(cells, &sweep, &mut problems);
+    let controls = reproduce::controls(&controls, &sweep, &mut problems);
+    problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
+    let document = reproduce::document(scale, &published, &outcomes, numeric.as_ref(), &controls, &problems);
+    for (path, form) in args.out.iter().zip(forms) {
+        report::write(&document, form, Some(path))?;
+    }
+    if !args.json {
+        return report::write(&document, Form::Markdown, None);
+    }
+    let mut out = std::io::stdout().lock();
+    for outcome in &outcomes {
+        writeln!(out, "{}", outcome.json(scale))?;
+    }
+    let claims = reproduce::check(&published, &outcomes);
+    for claim in claims.iter().chain(numeric.iter().flat_map(|numeric| &numeric.checked)) {
+        writeln!(out, "{}", serde_json::json!(claim))?;
+    }
+    Ok(())
+}
+
+/// The targets in the order that they run in, each once.
+fn targets(given: &[TargetArg]) -> BTreeSet<Target> {
+    let all = given.contains(&TargetArg::All);
+    let one = |arg: &TargetArg| match arg {
+        TargetArg::Mnist => Some(Target::Mnist),
+        TargetArg::Cifar10 => Some(Target::Cifar10),
+        TargetArg::Cifar100 => Some(Target::Cifar100),
+        TargetArg::Ptb => Some(Target::Ptb),
+        TargetArg::CRobustness => Some(Target::CRobustness),
+        TargetArg::Numeric => Some(Target::Numeric),
+        TargetArg::All => None,
+    };
+    if all { Target::ALL.into() } else { given.iter().filter_map(one).collect() }
+}
+
+/// What will be done, before it is done.
+fn announce(
+    cells: &[Cell],
+    numeric: &[Recipe],
+    controls: &[Recipe],
+    sweep: &Sweep,
+    args: &Args,
+    scale: Scale,
+) {
+    if !numeric.is_empty() {
+        eprintln!("numeric: {} runs of three functions", numeric.len());
+    }
+    for target in Target::ALL {
+        let of: Vec<&Cell> = cells.iter().filter(|cell| cell.target == target).collect();
+        let Some(first) = of.first() else { continue };
+        let validated = if of.iter().any(|cell| !cell.validated.is_empty()) {
+            ", and again with a validation set"
+        } else {
+            ""
+        };
+        eprintln!("{}: {} cells by {} seeds{validated}", target.name(), of.len(), first.runs.len());
+    }
+    if !controls.is_empty() {
+        eprintln!("controls of DecGD: {} runs", controls.len());
+    }
+    let (left, all) = (sweep.missing().count(), sweep.runs().len());
+    eprintln!("scale {}: {left} of {all} runs to do in {}", scale.name(), args.runs.display());
+}

@@ -1,0 +1,185 @@
+use super::{Common, Failure, report, train};
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use taper_report::{Form, document, load};
+use taper_train::run::{Options, Show};
+use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, slurm, table};
+use taper_train::{Recipe, Registries};
+
+/// Does what is missing of a recipe's runs and prints their table
+///
+/// A run is known by the hash of its settings: what is done already, in this or another sweep, is not done again, and
+/// what was interrupted goes on. A run that fails or diverges stops no other.
+///
+///   cargo xtask sweep recipes/sweeps/c-robustness-mnist.yaml
+///   cargo xtask sweep recipes/sweeps/lr-and-c.yaml --jobs 4 --set sweep.seeds=[1] --out lr-and-c.html
+///   cargo xtask sweep recipes/sweeps/c-robustness.yaml --launcher slurm --jobs 8 --dry-run
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// A recipe with a `sweep` section (any other is a sweep of one run)
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// Overrides a setting, also of the sweep itself
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Runs at a time; threads are divided between them [default: 1, on Slurm as many as there is room for]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Where to run
+    #[arg(long, value_enum, default_value_t = Launcher::Local)]
+    launcher: Launcher,
+    /// The folder of all runs
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+    /// Writes a report on the runs too, with curves and statistics; the ending says what: .html, .md, .tex, .csv, .svg, .png
+    #[arg(long, value_name = "FILE")]
+    out: Vec<PathBuf>,
+    /// Starts nothing: lists the runs to do, or prints the Slurm script
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON object a configuration in place of the table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Launcher {
+    /// Processes on this machine
+    Local,
+    /// An array job: writes its script and says how to submit it
+    Slurm,
+}
+
+pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
+    let recipe = Recipe::load(&args.recipe, &args.set, registries)?;
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        stop: train::stop_on_interrupt(),
+        wait: true,
+        ..Options::default()
+    };
+    let name = recipe.name.clone();
+    let recipes = [recipe];
+    let mut sweep = Sweep::open(&recipes, &options)?;
+    if !common.quiet {
+        lint::recipes(&recipes).iter().for_each(|finding| eprintln!("note: {finding}"));
+    }
+    match args.launcher {
+        Launcher::Slurm => return submit(args, common, &sweep, name.clone(), registries),
+        Launcher::Local if args.dry_run => {
+            for run in sweep.missing() {
+                writeln!(std::io::stdout(), "{}  {}", run.recipe.directory(), run.label())?;
+            }
+            return Ok(());
+        }
+        Launcher::Local => {}
+    }
+    if sweep.missing().next().is_none() && !common.quiet {
+        eprintln!("all {} runs were done before, nothing to do", sweep.runs().len());
+    }
+    let processes = Processes {
+        jobs: args.jobs.map_or(1, usize::from),
+        threads: common.threads.unwrap_or_else(cores),
+        program: program()?,
+        args: run_args(common),
+    };
+    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
+        let missing = sweep.missing().count();
+        let message =
+            format!("stopped with {missing} of {} runs to do; the same command goes on", sweep.runs().len());
+        return Err(Failure { message, code: 130 });
+    }
+    let cells = sweep.cells();
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => cells.iter().try_for_each(|cell| writeln!(out, "{}", serde_json::json!(cell)))?,
+        false => write!(out, "{}", table(&cells))?,
+    }
+    if !common.quiet {
+        lint::results(&cells).iter().for_each(|finding| eprintln!("note: {finding}"));
+    }
+    if !forms.is_empty() {
+        // A run that failed at its start has left nothing.
+        let folders = sweep.runs().iter().map(|run| &run.folder);
+        let folders: Vec<PathBuf> =
+            folders.filter(|folder| folder.join("recipe.yaml").is_file()).cloned().collect();
+        let runs = load(&folders).map_err(|e| Failure::other(format!("error: {e}")))?;
+        runs.problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
+        let document = document(&name, &runs);
+        for (path, form) in args.out.iter().zip(forms) {
+            report::write(&document, form, Some(path))?;
+        }
+    }
+    let failed: Vec<String> = sweep
+        .runs()
+        .iter()
+        .filter_map(|run| match &run.state {
+            State::Failed(message) => Some(format!("{}: {message}", run.label())),
+            _ => None,
+        })
+        .collect();
+    match failed.len() {
+        0 => Ok(()),
+        n => Err(Failure::other(format!(
+            "error: {n} of {} runs failed\n{}",
+            sweep.runs().len(),
+            failed.join("\n")
+        ))),
+    }
+}
+
+/// The array job: printed with `--dry-run`, else written, with what to do then.
+fn submit(
+    args: &Args,
+    common: &Common,
+    sweep: &Sweep,
+    name: String,
+    registries: &Registries,
+) -> Result<(), Failure> {
+    if sweep.missing().next().is_none() {
+        eprintln!("all {} runs were done before, nothing to submit", sweep.runs().len());
+        return Ok(());
+    }
+    let job = slurm::Job {
+        name,
+        program: program()?,
+        cpus: common.threads.unwrap_or(4),
+        jobs: args.jobs.map(usize::from),
+        args: run_args(common),
+    };
+    if args.dry_run {
+        write!(std::io::stdout(), "{}", slurm::script(sweep, &job))?;
+        return Ok(());
+    }
+    let path = slurm::write(sweep, &job, registries)?;
+    writeln!(std::io::stdout(), "{}", slurm::submit_command(&path))?;
+    eprintln!(
+        "submit it with the command above; when the job has ended, the same sweep without --launcher prints the table"
+    );
+    Ok(())
+}
+
+pub(super) fn program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| Failure::other(format!("error: the path of this program: {e}")))
+}
+
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The common options as arguments of a run.
+pub(super) fn run_args(common: &Common) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    if let Some(data) = &common.data {
+        args.extend(["--data".into(), std::path::absolute(data).unwrap_or_else(|_| data.clone()).into()]);
+    }
+    if common.offline {
+        args.push("--offline".into());
+    }
+    args
+}

@@ -1,0 +1,194 @@
+use super::{Common, Failure, picture};
+use crate::bench;
+use crate::profile::Profile;
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use taper_figures::table::Table;
+use taper_train::run::{self, Options, Outcome, Show, Status, Watch};
+use taper_train::{Recipe, Registries};
+
+/// Trains recipes; goes on by itself where a run was interrupted
+///
+/// The run's folder is printed last on standard output.
+///
+///   cargo xtask train recipes/quickstart.yaml
+///   cargo xtask train recipes/mnist/mlp-decgd.yaml --set optimizer.lr=0.02 --set train.epochs=5
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Args {
+    /// Recipe files
+    #[arg(required = true, value_name = "RECIPE")]
+    recipes: Vec<PathBuf>,
+    /// Overrides a setting, for example --set optimizer.lr=0.1
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// The folder of all runs
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+    /// Shows where the time went, op by op, and writes a trace for chrome://tracing
+    #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    pub(super) profile: Option<PathBuf>,
+    /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
+    #[arg(long, hide = true)]
+    worker: bool,
+}
+
+pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    // All recipes are read before the first is trained: a mistake in the last shows at once.
+    let load = |path: &PathBuf| Recipe::load(path, &args.set, registries);
+    let recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
+        stop: stop_on_interrupt(),
+        wait: args.worker,
+        watch: if args.worker { tell_steps() } else { Watch::default() },
+    };
+    if args.worker {
+        stop_with_input(options.stop.clone());
+    }
+    let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace), common.level()));
+    let profile = profile.transpose().map_err(|e| Failure::other(format!("error: {e}")))?;
+    for (recipe, path) in recipes.iter().zip(&args.recipes) {
+        let mut outcomes = Vec::new();
+        for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
+            outcomes.push((label, run::run(one, registries, &options)?));
+        }
+        report(path, &outcomes, args, common)?;
+        for (_, outcome) in &outcomes {
+            writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
+        }
+    }
+    if let (Some(profile), Some(trace)) = (profile, &args.profile) {
+        eprintln!("\n{}trace: {}", profile.table_beside(bench::peak)?, trace.display());
+    }
+    Ok(())
+}
+
+/// Steps as lines of JSON on standard output, as often as a person could follow.
+fn tell_steps() -> Watch {
+    const EVERY: Duration = Duration::from_millis(100);
+    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    Watch::new(move |tick| {
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if tick.step == tick.steps || told.is_none_or(|told| told.elapsed() >= EVERY) {
+            *told = Some(Instant::now());
+            // A sweep that no longer listens has closed the input too, which ends the run.
+            let _ = writeln!(std::io::stdout(), "{}", serde_json::json!(tick));
+        }
+    })
+}
+
+/// Sets `stop` at the end of standard input: when the sweep says so, and when it dies.
+fn stop_with_input(stop: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// The first interrupt asks the run to stop after its step; the second ends the process at once.
+pub(super) fn stop_on_interrupt() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let handler = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        eprintln!("stopping after this step; once more to stop at once");
+    };
+    if let Err(e) = ctrlc::set_handler(handler) {
+        eprintln!("warning: interrupts end the process without a checkpoint: {e}");
+    }
+    stop
+}
+
+/// What tells the runs of a sweep apart: the optimizer, and as much of what the sweep varied as it takes.
+fn labels(runs: &[Recipe]) -> Vec<String> {
+    let keys = runs.iter().flat_map(|run| run.varied().iter().map(|(key, _)| key)).collect::<BTreeSet<_>>();
+    let value =
+        |run: &Recipe, key: &str| run.varied().iter().find(|(k, _)| k == key).map(|(_, v)| v.to_string());
+    let varies = |key: &str| runs.iter().any(|run| value(run, key) != value(&runs[0], key));
+    let keys: Vec<_> =
+        keys.into_iter().filter(|k| !["name", "optimizer.name"].contains(&k.as_str())).collect();
+    let names: BTreeSet<_> = runs.iter().map(|run| &run.optimizer.name).collect();
+    let label = |run: &Recipe| {
+        let mut label = run.optimizer.name.clone();
+        if names.len() < runs.len() {
+            for key in keys.iter().filter(|key| varies(key)) {
+                let short = key.strip_prefix("optimizer.").unwrap_or(key);
+                label += &value(run, key).map_or(String::new(), |v| format!(" {short}={v}"));
+            }
+        }
+        label
+    };
+    runs.iter().map(label).collect()
+}
+
+/// A table and a picture of several runs; one run alone gets its picture in its own folder.
+fn report(
+    recipe: &Path,
+    outcomes: &[(String, Outcome)],
+    args: &Args,
+    common: &Common,
+) -> Result<(), Failure> {
+    let picture = match outcomes {
+        [(_, outcome)] => outcome.folder.join("curves.svg"),
+        _ => {
+            let stem = recipe.file_stem().unwrap_or_default().to_string_lossy();
+            args.runs.join(format!("{stem}-curves.svg"))
+        }
+    };
+    let runs: Vec<(String, &Outcome)> =
+        outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();
+    picture::curves(&runs, &picture).map_err(|e| Failure::other(format!("error: {e}")))?;
+    if common.quiet || args.worker {
+        return Ok(());
+    }
+    let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();
+    let unit = if outcomes.iter().all(|(_, o)| o.summary.epochs <= 1) { "step" } else { "epoch" };
+    let mut table = Table::new([
+        "optimizer".to_owned(),
+        format!("best test {metric}"),
+        format!("at {unit}"),
+        format!("last test {metric}"),
+        format!("{unit}s/s"),
+    ]);
+    let value = |v: f64| match metric.as_str() {
+        "accuracy" => format!("{:.2} %", 100.0 * v),
+        "loss" => format!("{v:.3e}"),
+        _ => format!("{v:.4}"),
+    };
+    for (label, outcome) in outcomes {
+        let summary = &outcome.summary;
+        let key = format!("test.{metric}");
+        let best = summary.best.get(&key);
+        let seconds = outcome.seconds.max(1e-9);
+        let label = match summary.status {
+            Status::Diverged => format!("{label} (diverged)"),
+            Status::Interrupted => format!("{label} (interrupted)"),
+            Status::Finished => label.clone(),
+        };
+        table.row([
+            label,
+            best.map_or("-".into(), |b| value(b.value)),
+            best.map_or("-".into(), |b| if unit == "step" { b.step } else { b.epoch }.to_string()),
+            summary.last.get(&key).map_or("-".into(), |v| value(*v)),
+            format!("{:.2}", if unit == "step" { summary.steps } else { summary.epochs } as f64 / seconds),
+        ]);
+    }
+    eprint!("\n{}", table.markdown());
+    if outcomes.iter().any(|(_, o)| o.summary.select == "test") {
+        eprintln!("The best epoch was chosen on the test set, as in the paper: an optimistic figure.");
+    }
+    let mut remarks: Vec<String> = outcomes.iter().flat_map(|(_, o)| o.data.remarks()).collect();
+    remarks.dedup();
+    remarks.iter().for_each(|remark| eprintln!("{remark}"));
+    eprintln!("curves: {}", picture.display());
+    Ok(())
+}

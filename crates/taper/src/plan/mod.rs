@@ -1,0 +1,273 @@
+//! What a recipe comes to before it is trained: its parameters by group, its runs, and what they will cost by a short
+//! probe of the real thing.
+//!
+//! ```no_run
+//! use taper_train::{Recipe, Registries, plan::Plan, run::Options};
+//! let registries = Registries::default();
+//! let recipe = Recipe::load("recipes/mnist/mlp-decgd.yaml", &[], &registries)?;
+//! print!("{}", Plan::new(&recipe, &registries, &Options::default(), true)?);
+//! # Ok::<(), taper_train::run::RunError>(())
+//! ```
+mod probe;
+mod stand_in;
+mod text;
+
+pub use probe::Probe;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use stand_in::StandIn;
+use taper_data::DataError;
+use taper_train::run::{Inspection, Options, RunError, Status, inspect};
+use taper_train::sweep::lint::{self, Finding};
+use taper_train::sweep::{State, Sweep};
+use taper_train::{Recipe, Registries};
+
+/// A plan: serialised it is the output of `plan --json`, shown it is the listing.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    #[serde(skip)]
+    recipe: Recipe,
+    /// What all runs share.
+    pub settings: Vec<Setting>,
+    /// The runs, in the order of the sweep.
+    pub runs: Vec<Planned>,
+    /// The different networks and optimizers among them.
+    pub kinds: Vec<Kind>,
+    /// Reasons to doubt a comparison of these runs.
+    pub findings: Vec<Finding>,
+    /// What it will take; `None` without a probe.
+    pub estimate: Option<Estimate>,
+}
+
+/// A setting and where its value came from.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// Dotted key.
+    pub path: String,
+    /// The value as YAML.
+    pub value: String,
+    /// File, line and column, `--set`, `environment` or a default.
+    pub from: String,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Planned {
+    /// Its id.
+    pub id: String,
+    /// Its folder's name.
+    pub folder: String,
+    /// What the sweep set.
+    pub settings: Map<String, Value>,
+    /// `done`, `diverged` or `missing`.
+    pub status: &'static str,
+    /// Its place in [`Plan::kinds`].
+    pub kind: usize,
+}
+
+/// Runs that train the same parameters in the same way: they differ in numbers only.
+#[derive(Clone, Debug, Serialize)]
+pub struct Kind {
+    /// The network or problem.
+    pub model: String,
+    /// The optimizer.
+    pub optimizer: String,
+    /// Trained numbers.
+    pub parameters: usize,
+    /// The groups of parameters as they matched.
+    pub groups: Vec<Group>,
+    /// Epochs of a run.
+    pub epochs: u64,
+    /// Optimizer steps of a run.
+    pub steps: u64,
+    /// The data set that stands in for one that is not here.
+    pub stand_in: Option<String>,
+    /// What a few steps took.
+    pub probe: Option<Probe>,
+}
+
+/// Parameters with the same hyperparameters.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Group {
+    /// The optimizer; `None` for what is frozen.
+    pub optimizer: Option<String>,
+    /// The pattern; `None` for all that no pattern claims.
+    pub pattern: Option<String>,
+    /// All hyperparameters of a default group, what differs of another.
+    pub settings: Map<String, Value>,
+    /// The names.
+    pub names: Vec<String>,
+    /// Numbers in them.
+    pub elements: usize,
+}
+
+/// What the runs will take on this machine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Seconds of all runs, one at a time.
+    pub seconds: f64,
+    /// Seconds of those that are missing.
+    pub missing_seconds: f64,
+    /// Largest resident size of a training process in MB, where the system tells it.
+    pub peak_mb: Option<u64>,
+    /// Bytes on disk of all runs.
+    pub disk_bytes: u64,
+    /// Threads it was made with.
+    pub threads: usize,
+}
+
+impl Plan {
+    /// Plans a recipe: builds each kind of run, and with `probe` trains a few steps of it.
+    pub fn new(
+        recipe: &Recipe,
+        registries: &Registries,
+        options: &Options,
+        probe: bool,
+    ) -> Result<Self, RunError> {
+        let sweep = Sweep::open(std::slice::from_ref(recipe), options)?;
+        let mut keys: Vec<Value> = Vec::new();
+        let (mut runs, mut kinds) = (Vec::new(), Vec::new());
+        for run in sweep.runs() {
+            let key = kind_key(&run.recipe);
+            let kind = match keys.iter().position(|known| *known == key) {
+                Some(kind) => kind,
+                None => {
+                    keys.push(key);
+                    kinds.push(kind(&run.recipe, registries, options, probe)?);
+                    kinds.len() - 1
+                }
+            };
+            let status = match &run.state {
+                State::Done(summary) if summary.status == Status::Diverged => "diverged",
+                State::Done(_) => "done",
+                State::Missing | State::Failed(_) => "missing",
+            };
+            runs.push(Planned {
+                id: run.recipe.id().to_owned(),
+                folder: run.recipe.directory(),
+                settings: run.recipe.varied().iter().cloned().collect(),
+                status,
+                kind,
+            });
+        }
+        let setting = |(path, value, from)| Setting { path, value, from };
+        let mut findings = lint::recipes(std::slice::from_ref(recipe));
+        findings.extend(lint::results(&sweep.cells()));
+        Ok(Self {
+            settings: recipe.shared_settings().into_iter().map(setting).collect(),
+            estimate: estimate(&runs, &kinds),
+            recipe: recipe.clone(),
+            runs,
+            kinds,
+            findings,
+        })
+    }
+}
+
+/// Everything but the seed, the name and numbers that change neither shapes nor cost.
+fn kind_key(recipe: &Recipe) -> Value {
+    let mut settings = recipe.resolved().clone();
+    let optimizer = &recipe.optimizer;
+    settings["seed"] = Value::Null;
+    settings["name"] = Value::Null;
+    settings["schedule"] = Value::Null;
+    let switches = optimizer.hyper.iter().filter(|(_, value)| !value.is_f64());
+    settings["optimizer"] = serde_json::json!({
+        "name": optimizer.name,
+        "switches": switches.collect::<Vec<_>>(),
+        "groups": optimizer.groups.iter().map(|group| (&group.pattern, &group.name)).collect::<Vec<_>>(),
+        "no_decay": optimizer.no_decay,
+    });
+    settings
+}
+
+fn kind(recipe: &Recipe, registries: &Registries, options: &Options, probe: bool) -> Result<Kind, RunError> {
+    let (inspection, stand_in) = match inspect(recipe, registries, &options.search) {
+        Err(RunError::Data(missing @ DataError::Missing { .. })) => {
+            let Some(stand_in) = StandIn::new(recipe, registries)? else {
+                return Err(RunError::Data(missing));
+            };
+            let inspection = inspect(&stand_in.recipe, registries, &options.search)?;
+            (stand_in.sized(recipe, inspection), Some(stand_in))
+        }
+        inspection => (inspection?, None),
+    };
+    let probe = match probe {
+        true => Some(probe::probe(recipe, stand_in.as_ref(), registries, options, &inspection)?),
+        false => None,
+    };
+    let groups = groups(recipe, &inspection);
+    let model = match recipe.task() {
+        taper_train::recipe::Task::Network { model, .. } => &model.name,
+        taper_train::recipe::Task::Problem(problem) => &problem.name,
+    };
+    Ok(Kind {
+        model: model.clone(),
+        optimizer: recipe.optimizer.name.clone(),
+        parameters: groups.iter().filter(|g| g.optimizer.is_some()).map(|group| group.elements).sum(),
+        groups,
+        epochs: inspection.epochs,
+        steps: inspection.steps,
+        stand_in: stand_in.map(|stand_in| stand_in.name.to_owned()),
+        probe,
+    })
+}
+
+/// The groups in the order of the optimizers, the default one of each first, what is frozen last.
+fn groups(recipe: &Recipe, inspection: &Inspection) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for part in &inspection.parts {
+        let first = groups.len();
+        for param in &part.params {
+            let place = groups[first..].iter().position(|group| group.pattern == param.group);
+            let place = place.map_or(groups.len(), |place| first + place);
+            if place == groups.len() {
+                let settings = match &param.group {
+                    None => part.config.as_object().cloned().unwrap_or_default(),
+                    Some(pattern) => overrides(recipe, pattern),
+                };
+                let (optimizer, pattern) = (Some(part.optimizer.clone()), param.group.clone());
+                groups.push(Group { optimizer, pattern, settings, names: Vec::new(), elements: 0 });
+            }
+            groups[place].names.push(param.name.clone());
+            groups[place].elements += param.elements;
+        }
+        groups[first..].sort_by_key(|group| group.pattern.is_some());
+    }
+    if !inspection.frozen.is_empty() {
+        groups.push(Group {
+            optimizer: None,
+            pattern: None,
+            settings: Map::new(),
+            names: inspection.frozen.iter().map(|(name, _)| name.clone()).collect(),
+            elements: inspection.frozen.iter().map(|(_, elements)| elements).sum(),
+        });
+    }
+    groups
+}
+
+/// What a group's hyperparameters are besides those of its optimizer.
+fn overrides(recipe: &Recipe, pattern: &str) -> Map<String, Value> {
+    let named = recipe.optimizer.groups.iter().find(|group| group.pattern == pattern);
+    // The one group without a pattern in the recipe is that of `no_decay`.
+    named.map_or_else(|| Map::from_iter([("weight_decay".into(), 0.0.into())]), |group| group.hyper.clone())
+}
+
+fn estimate(runs: &[Planned], kinds: &[Kind]) -> Option<Estimate> {
+    let mut total = Estimate {
+        seconds: 0.0,
+        missing_seconds: 0.0,
+        peak_mb: None,
+        disk_bytes: 0,
+        threads: rayon::current_num_threads(),
+    };
+    for run in runs {
+        let probe = kinds.get(run.kind)?.probe.as_ref()?;
+        total.seconds += probe.run_seconds;
+        total.missing_seconds += if run.status == "missing" { probe.run_seconds } else { 0.0 };
+        total.peak_mb = total.peak_mb.max(probe.peak_mb);
+        total.disk_bytes += probe.run_bytes;
+    }
+    Some(total)
+}

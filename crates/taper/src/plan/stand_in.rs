@@ -1,0 +1,61 @@
+//! Data that is always here in place of data that is not: a step costs the same on any content of the same shape.
+use super::probe::held_out;
+use serde_json::{Value, json};
+use taper_train::recipe::Task;
+use taper_train::run::{Inspection, RunError};
+use taper_train::{Recipe, Registries};
+
+/// A recipe on other data.
+pub(super) struct StandIn {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// Its data set.
+    pub name: &'static str,
+    /// How many images the missing set has to train and to test on; the stand-in has few, for they take time to make.
+    /// `None` where it has as many as the missing set.
+    pub images: Option<(usize, usize)>,
+}
+
+impl StandIn {
+    /// `None` when no data of the same shape is known.
+    pub fn new(recipe: &Recipe, registries: &Registries) -> Result<Option<Self>, RunError> {
+        let Task::Network { data, .. } = recipe.task() else { return Ok(None) };
+        let coarse = data.config.get("labels").and_then(Value::as_str) == Some("coarse");
+        let few =
+            |classes: usize| json!({"classes": classes, "train": 24 * data.batch_size + 64, "test": 64});
+        let cifar = Some((50_000, 10_000));
+        let (name, config, images) = match data.name.as_str() {
+            "fashion-mnist" => ("mnist", json!({}), None),
+            "cifar10" => ("synthetic-images", few(10), cifar),
+            "cifar100" => ("synthetic-images", few(if coarse { 20 } else { 100 }), cifar),
+            "ptb" => {
+                let sizes = json!({"vocab": 10_000, "train": 929_589, "valid": 73_760, "test": 82_430});
+                ("synthetic-text", sizes, None)
+            }
+            _ => return Ok(None),
+        };
+        let mut settings = recipe.resolved().clone();
+        if let Some(section) = settings.get_mut("data").and_then(Value::as_object_mut) {
+            data.config.keys().for_each(|key| drop(section.shift_remove(key)));
+            section.insert("name".into(), name.into());
+            section.extend(config.as_object().cloned().unwrap_or_default());
+            if images.is_some() && data.val.is_some() {
+                section.insert("val".into(), 64.into());
+            }
+        }
+        // JSON is YAML.
+        let recipe = Recipe::parse("stand-in", &settings.to_string(), &[], registries)?;
+        Ok(Some(Self { recipe, name, images }))
+    }
+
+    /// An inspection of the stand-in with the length that `recipe` has on its own data.
+    pub fn sized(&self, recipe: &Recipe, inspection: Inspection) -> Inspection {
+        match (self.images, &recipe.data) {
+            (Some((train, _)), Some(data)) => {
+                let batches = train.saturating_sub(held_out(data, train)).div_ceil(data.batch_size);
+                inspection.with_batches(recipe, batches as u64)
+            }
+            _ => inspection,
+        }
+    }
+}

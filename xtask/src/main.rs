@@ -107,8 +107,11 @@ fn root() -> PathBuf {
     cargo.as_deref().and_then(ancestors).or(own.as_deref().and_then(ancestors)).unwrap_or_default()
 }
 
-fn manifest() -> [std::ffi::OsString; 2] {
-    ["--manifest-path".into(), root().join("Cargo.toml").into()]
+/// What every call of cargo names: the workspace, and in CI that the lock file stays as it is.
+fn manifest() -> Vec<std::ffi::OsString> {
+    let mut args = vec!["--manifest-path".into(), root().join("Cargo.toml").into()];
+    args.extend(env::var_os("CI").map(|_| "--locked".into()));
+    args
 }
 
 /// Cargo's folder for what it builds, which holds this program in `debug/`, wherever cargo was told to put it.

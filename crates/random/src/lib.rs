@@ -1,7 +1,8 @@
 //! Counter-based random numbers: a draw depends on its key and index, never on threads or order.
 //!
 //! The key is (seed, purpose, name, step). It selects a ChaCha8 key and stream; draw `i` is the `i`-th
-//! 64-bit word pair of that stream, so that any draw can be had without the ones before it.
+//! 64-bit word pair of that stream, so that any draw can be had without the ones before it. It knows nothing of what the
+//! numbers are for: initial weights, batches, dropout and the bootstrap name their own purposes.
 //!
 //! ```
 //! use taper_random::Rng;

@@ -65,7 +65,11 @@ impl Norm {
 
     /// The parameters for a mode, and where the statistics come from.
     pub fn of(&self, mode: Mode) -> (&BatchNorm, Statistics) {
-        if mode.is_train() { (&self.train, Statistics::Batch) } else { (&self.eval, Statistics::Running) }
+        match mode {
+            Mode::Train { .. } => (&self.train, Statistics::Batch),
+            Mode::Statistics { .. } => (&self.eval, Statistics::Cumulative),
+            Mode::Eval => (&self.eval, Statistics::Running),
+        }
     }
 
     pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {

@@ -256,7 +256,7 @@ impl LanguageModel {
     fn masks(&self, tokens: &Tensor, mode: Mode) -> Result<Masks> {
         match mode {
             Mode::Eval => Ok(Masks::default()),
-            Mode::Train { seed, step } => {
+            Mode::Train { seed, step } | Mode::Statistics { seed, step } => {
                 self.draw_masks(tokens.dims().get(1).copied().unwrap_or_default(), seed, step)
             }
         }

@@ -12,12 +12,20 @@ pub enum Mode {
         /// The step whose masks are drawn.
         step: u64,
     },
+    /// As training, but nothing is recorded for a backward pass, and running statistics become the mean over the batches
+    /// counted in `num_batches_tracked`, all alike (PyTorch's `momentum=None`): how those of averaged weights are gathered.
+    Statistics {
+        /// The run's seed.
+        seed: u64,
+        /// The step whose masks are drawn.
+        step: u64,
+    },
     /// Evaluation: running statistics, no dropout.
     Eval,
 }
 
 impl Mode {
-    /// Whether this is a training pass.
+    /// Whether this is a training pass, which a backward pass may follow.
     pub fn is_train(self) -> bool {
         matches!(self, Mode::Train { .. })
     }

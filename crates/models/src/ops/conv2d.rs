@@ -1,7 +1,6 @@
 //! 2-D convolution.
 use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
 use super::with_slice;
-use crate::backward::deliver;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa};
@@ -140,7 +139,7 @@ fn forward<T: Element>(
                 let _span = op_span!(OP, "backward", g.flops(), "{g}");
                 let mut dw = vec![T::ZERO; g.w_len()];
                 conv::grad_weight(algorithm, &g, &input, &dy, &mut dw);
-                deliver(&weight_, dw)?
+                Some(dw)
             }
             false => None,
         };
@@ -153,7 +152,7 @@ fn forward<T: Element>(
             })?;
         }
         let db = match bias_ {
-            Some(bias) if bias.track_op() => deliver(&bias, column_sums(&dy, g.co))?,
+            Some(bias) if bias.track_op() => Some(column_sums(&dy, g.co)),
             _ => None,
         };
         Ok([dw, db])

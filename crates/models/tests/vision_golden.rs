@@ -3,6 +3,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::path::PathBuf;
+use taper_models::replay::{largest_difference, relative_difference};
 use taper_models::{Mode, Params, Registry, Task};
 
 type Tensors = HashMap<String, Tensor>;
@@ -19,6 +20,7 @@ struct Case {
 }
 
 fn load(name: &str) -> Case {
+    taper_models::poison_uncleared_memory();
     let path = golden(&format!("{name}.safetensors"));
     let bytes = std::fs::read(&path).unwrap();
     let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
@@ -50,14 +52,7 @@ fn values(t: &Tensor) -> Vec<f64> {
 fn error(found: &Tensor, expected: &Tensor, relative: bool) -> f64 {
     assert_eq!(found.dims(), expected.dims());
     let (found, expected) = (values(found), values(expected));
-    let top = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
-    // `max` would pass over a NaN.
-    let worst = found
-        .iter()
-        .zip(&expected)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0f64, |m, d| if d.is_nan() || d > m { d } else { m });
-    if relative { worst / top } else { worst }
+    if relative { relative_difference(&found, &expected) } else { largest_difference(&found, &expected) }
 }
 
 /// `times` the limits of the golden files' own description: logits and statistics 1e-5, loss 5e-6, gradients 5e-5

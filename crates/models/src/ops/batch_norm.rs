@@ -111,14 +111,14 @@ impl BatchNorm {
         Ok(Moments { mean: values(&self.running_mean)?, var: values(&self.running_var)? })
     }
 
-    fn check<T: Element>(&self, channels: usize, pixels: usize, statistics: Statistics) -> Result<()> {
-        check_param::<T>(OP, "a scale", &self.weight, &[channels])?;
-        check_param::<T>(OP, "a shift", &self.bias, &[channels])?;
+    fn check(&self, dtype: DType, channels: usize, pixels: usize, statistics: Statistics) -> Result<()> {
+        check_param(OP, "a scale", &self.weight, dtype, &[channels])?;
+        check_param(OP, "a shift", &self.bias, dtype, &[channels])?;
         if statistics != Statistics::Running && pixels < 2 {
             return Err(Error::Shape {
                 op: OP,
                 expected: "more than one value a channel to train".into(),
-                found: format!("{pixels}"),
+                found: format!("{pixels}: batches of at least 2, or larger images, have more"),
             });
         }
         Ok(())
@@ -164,7 +164,7 @@ fn single<T: Element>(
 ) -> Result<FeatureMap> {
     let isa = Isa::detect();
     let [n, h, w, c] = x.dims;
-    bn.check::<T>(c, n * h * w, statistics)?;
+    bn.check(T::DTYPE, c, n * h * w, statistics)?;
     let _span = op_span!(OP, "forward", 0, "{c} {h}x{w}");
     let moments = match statistics {
         Statistics::Batch | Statistics::Cumulative => {
@@ -306,7 +306,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     let isa = Isa::detect();
     let [n, h, w, _] = xs.parts[0].0.dims;
     let channels = xs.parts.iter().map(|(x, _)| x.dims[3]).sum();
-    bn.check::<T>(channels, n * h * w, statistics)?;
+    bn.check(T::DTYPE, channels, n * h * w, statistics)?;
     let _span = op_span!(JOINED, "forward", 0, "{channels} {h}x{w}");
     let moments = match statistics {
         Statistics::Batch | Statistics::Cumulative => {
@@ -366,6 +366,7 @@ fn composed(
     statistics: Statistics,
 ) -> Result<FeatureMap> {
     let (n, h, w, c) = x.dims4()?;
+    bn.check(x.dtype(), c, n * h * w, statistics)?;
     let rows = x.reshape((n * h * w, c))?;
     let (mean, var) = match statistics {
         Statistics::Batch | Statistics::Cumulative => {

@@ -194,15 +194,16 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Checks that a parameter has the op's dtype and the given shape.
-pub(crate) fn check_param<T: Element>(
+/// Checks that a parameter has the given dtype and shape.
+pub(crate) fn check_param(
     op: &'static str,
     what: &str,
     p: &Tensor,
+    dtype: DType,
     dims: &[usize],
 ) -> Result<()> {
-    if p.dtype() != T::DTYPE {
-        return Err(Error::DType { op, expected: T::DTYPE.as_str(), found: p.dtype() });
+    if p.dtype() != dtype {
+        return Err(Error::DType { op, expected: dtype.as_str(), found: p.dtype() });
     }
     if p.dims() != dims {
         return Err(Error::Shape {

@@ -13,13 +13,13 @@ use crate::ops::tensor;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, Tensor, TensorId, WithDType};
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// One call of [`backward`].
 struct Walk {
     nodes: HashSet<TensorId>,
-    /// Gradients put aside, one for each parameter.
-    aside: Vec<(Tensor, CpuStorage)>,
+    /// Parameters with the gradients put aside for them.
+    aside: HashMap<TensorId, (Tensor, CpuStorage)>,
 }
 
 thread_local! {
@@ -53,12 +53,12 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
         }
     }
     let nodes = loss.sorted_nodes().into_iter().map(Tensor::id).collect();
-    WALKS.with_borrow_mut(|walks| walks.push(Walk { nodes, aside: Vec::new() }));
+    WALKS.with_borrow_mut(|walks| walks.push(Walk { nodes, aside: HashMap::new() }));
     let stop = Stop;
     let mut grads = loss.backward()?;
     let aside = WALKS.with_borrow_mut(|walks| walks.last_mut().map(|walk| std::mem::take(&mut walk.aside)));
     drop(stop);
-    for (parameter, storage) in aside.into_iter().flatten() {
+    for (parameter, storage) in aside.unwrap_or_default().into_values() {
         let grad = match storage {
             CpuStorage::F64(grad) => tensor(grad, parameter.shape())?,
             storage => tensor(f32::cpu_storage_data(storage)?, parameter.shape())?,
@@ -92,18 +92,15 @@ pub(crate) fn deliver<T: Real + WithDType>(
     });
     with_walk(node, |walk| {
         let storage = sum.take().map(T::to_cpu_storage_owned);
-        walk.aside.extend(storage.map(|storage| (operand.clone(), storage)));
+        walk.aside.extend(storage.map(|storage| (operand.id(), (operand.clone(), storage))));
     });
     sum.map(|sum| tensor(sum, operand.shape())).transpose()
 }
 
 /// Takes back what was put aside for an operand, to be added to in place and delivered again.
 pub(crate) fn reclaim<T: WithDType>(node: &Tensor, operand: &Tensor) -> candle_core::Result<Option<Vec<T>>> {
-    let found = with_walk(node, |walk| {
-        let at = walk.aside.iter().position(|(parameter, _)| parameter.id() == operand.id())?;
-        Some(walk.aside.swap_remove(at).1)
-    });
-    found.flatten().map(T::cpu_storage_data).transpose()
+    let found = with_walk(node, |walk| walk.aside.remove(&operand.id())).flatten();
+    found.map(|(_, storage)| T::cpu_storage_data(storage)).transpose()
 }
 
 #[cfg(test)]

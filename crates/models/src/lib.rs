@@ -6,6 +6,7 @@
 //! candle's are wrong or slow on the CPU.
 
 mod backward;
+mod cost;
 pub mod densenet;
 mod error;
 pub mod init;

@@ -103,3 +103,27 @@ fn models_that_share_a_pool_train_as_they_do_alone() {
         assert!(together == alone, "{threads} threads");
     }
 }
+
+#[test]
+fn the_deepest_networks_that_are_accepted_train() {
+    let most = taper_models::registry::MOST_LAYERS as usize;
+    let step = move || {
+        let task = Task::Images { height: 2, width: 2, channels: 1, classes: 2 };
+        for (model, config) in [
+            ("mlp", json!({"hidden": vec![1; most - 1]})),
+            ("resnet", json!({"num_blocks": [most / 2 - 1], "widths": [1]})),
+        ] {
+            let params = Params::new(1);
+            let registry = Registry::builtin();
+            let vb = params.builder(DType::F32, &Device::Cpu);
+            let mut model = registry.get(model).unwrap().build(&config, task, vb).unwrap();
+            let input = numbers("images", &[2, 2, 2, 1]).to_dtype(DType::F32).unwrap();
+            let target = Tensor::new(&[0u32, 1], &Device::Cpu).unwrap();
+            let loss = model.loss(&input, &target, Mode::Train { seed: 1, step: 0 }).unwrap();
+            let grads = taper_models::backward(&loss.total).unwrap();
+            assert!(params.trainable().iter().all(|(_, var)| grads.get(var).is_some()));
+        }
+    };
+    // candle walks and drops its graph by recursion: the trainer's thread has as large a stack.
+    std::thread::Builder::new().stack_size(256 << 20).spawn(step).unwrap().join().unwrap();
+}

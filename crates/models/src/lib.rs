@@ -3,7 +3,23 @@
 //! Models are built through [`candle_nn::VarBuilder`] on a seeded backend ([`Params`]): the initial value of a
 //! parameter depends on the seed and its name and on nothing else. Names and layouts equal PyTorch's, so
 //! safetensors weights move both ways. The ops in [`ops`] have forward and backward passes of their own where
-//! candle's are wrong or slow on the CPU.
+//! candle's are wrong or slow on the CPU. It knows nothing of optimizers, recipes or data sets.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use candle_core::{DType, Device, Tensor};
+//! use taper_models::{Mode, Params, Registry, Task};
+//! let (params, device) = (Params::new(1), Device::Cpu);
+//! let task = Task::Images { height: 8, width: 8, channels: 3, classes: 10 };
+//! let config = serde_json::json!({"num_blocks": [1, 1], "widths": [8, 16]});
+//! let registry = Registry::builtin();
+//! let mut model = registry.get("resnet")?.build(&config, task, params.builder(DType::F32, &device))?;
+//! let (images, labels) = (Tensor::ones((4, 8, 8, 3), DType::F32, &device)?, Tensor::new(&[1u32, 2, 3, 4], &device)?);
+//! let loss = model.loss(&images, &labels, Mode::Train { seed: 1, step: 1 })?;
+//! let gradients = taper_models::backward(&loss.total)?;
+//! assert!(params.trainable().iter().all(|(_, var)| gradients.get(var).is_some()));
+//! # Ok(()) }
+//! ```
 
 mod backward;
 mod cost;

@@ -1,13 +1,5 @@
 //! What a recipe comes to before it is trained: its parameters by group, its runs, and what they will cost by a short
 //! probe of the real thing.
-//!
-//! ```no_run
-//! use taper_train::{Recipe, Registries, plan::Plan, run::Options};
-//! let registries = Registries::default();
-//! let recipe = Recipe::load("recipes/mnist/mlp-decgd.yaml", &[], &registries)?;
-//! print!("{}", Plan::new(&recipe, &registries, &Options::default(), true)?);
-//! # Ok::<(), taper_train::run::RunError>(())
-//! ```
 mod probe;
 mod stand_in;
 mod text;

@@ -170,7 +170,7 @@ pub fn unit(metric: &str) -> &'static str {
     if metric.ends_with("accuracy") { " %" } else { "" }
 }
 
-/// A value of a metric for people in its [`unit`], with the number after ± if there is one: `97.41 ± 0.12`.
+/// A value of a metric for people in its [unit](fn@unit), with the number after ± if there is one: `97.41 ± 0.12`.
 pub fn amount(metric: &str, value: f64, half_width: Option<f64>) -> String {
     let small = value != 0.0 && value.abs() < 1e-2;
     let number = |x: f64| match metric.rsplit('.').next() {

@@ -3,18 +3,33 @@
 //! candle adds every gradient to a tensor of zeros. For activations that cannot be helped; for parameters, whose
 //! gradients are large and have one source, it costs a pass over memory that a training step can do without. While
 //! [`backward`] runs, our ops put gradients of variables aside and hand candle none; they join the store at the end.
+//!
+//! Walks nest on a thread: an op's backward pass may start one, and so may a task that the thread takes from rayon's pool
+//! while it waits for its own. Each has a [`Walk`] of its own, and a gradient is put aside only by a node of that walk's
+//! graph: a plain `loss.backward()` inside another walk keeps what is its own.
 use crate::Result;
 use crate::kernels::{Real, add_assign};
 use crate::ops::tensor;
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, Tensor, WithDType};
+use candle_core::{CpuStorage, Tensor, TensorId, WithDType};
 use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
-/// Gradients put aside, in the order in which their parameters first appeared.
-type Aside = Vec<(Tensor, CpuStorage)>;
+/// One call of [`backward`].
+struct Walk {
+    nodes: HashSet<TensorId>,
+    /// Parameters with the gradients put aside for them.
+    aside: HashMap<TensorId, (Tensor, CpuStorage)>,
+}
 
 thread_local! {
-    static ASIDE: RefCell<Option<Aside>> = const { RefCell::new(None) };
+    /// The walks under way on this thread, innermost last.
+    static WALKS: RefCell<Vec<Walk>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `f` with the innermost walk, if `node` is one of its nodes.
+fn with_walk<R>(node: &Tensor, f: impl FnOnce(&mut Walk) -> R) -> Option<R> {
+    WALKS.with_borrow_mut(|walks| walks.last_mut().filter(|walk| walk.nodes.contains(&node.id())).map(f))
 }
 
 /// `loss.backward()` with the same result and less copying.
@@ -30,19 +45,20 @@ thread_local! {
 /// # Ok(()) }
 /// ```
 pub fn backward(loss: &Tensor) -> Result<GradStore> {
-    /// Stops the collection also when candle returns early with an error.
+    /// Ends the walk also when candle returns early with an error, or panics.
     struct Stop;
     impl Drop for Stop {
         fn drop(&mut self) {
-            ASIDE.set(None);
+            WALKS.with_borrow_mut(Vec::pop);
         }
     }
-    ASIDE.set(Some(Vec::new()));
+    let nodes = loss.sorted_nodes().into_iter().map(Tensor::id).collect();
+    WALKS.with_borrow_mut(|walks| walks.push(Walk { nodes, aside: HashMap::new() }));
     let stop = Stop;
     let mut grads = loss.backward()?;
-    let aside = ASIDE.take().unwrap_or_default();
+    let aside = WALKS.with_borrow_mut(|walks| walks.last_mut().map(|walk| std::mem::take(&mut walk.aside)));
     drop(stop);
-    for (parameter, storage) in aside {
+    for (parameter, storage) in aside.unwrap_or_default().into_values() {
         let grad = match storage {
             CpuStorage::F64(grad) => tensor(grad, parameter.shape())?,
             storage => tensor(f32::cpu_storage_data(storage)?, parameter.shape())?,
@@ -57,38 +73,34 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
     Ok(grads)
 }
 
-/// What an op's `bwd` returns for an operand: the gradient, unless it was put aside.
+/// What the `bwd` of the op that made `node` returns for an operand: the gradient, unless it was put aside.
 pub(crate) fn deliver<T: Real + WithDType>(
+    node: &Tensor,
     operand: &Tensor,
     grad: Vec<T>,
 ) -> candle_core::Result<Option<Tensor>> {
-    let rest = ASIDE.with_borrow_mut(|aside| match aside {
-        Some(aside) if operand.is_variable() => {
-            match aside.iter_mut().find(|(parameter, _)| parameter.id() == operand.id()) {
-                None => aside.push((operand.clone(), T::to_cpu_storage_owned(grad))),
-                Some((_, storage)) => {
-                    // Emptied for a moment: candle lends slices of a storage only immutably.
-                    let mut sum =
-                        T::cpu_storage_data(std::mem::replace(storage, CpuStorage::U8(Vec::new())))?;
-                    add_assign(&mut sum, &grad);
-                    *storage = T::to_cpu_storage_owned(sum);
-                }
-            }
-            Ok::<_, candle_core::Error>(None)
+    if !operand.is_variable() {
+        return tensor(grad, operand.shape()).map(Some);
+    }
+    // Added up outside the walk: the parallel sum may wait, and the thread start another walk meanwhile.
+    let mut sum = Some(match reclaim::<T>(node, operand)? {
+        Some(mut earlier) => {
+            add_assign(&mut earlier, &grad);
+            earlier
         }
-        _ => Ok(Some(grad)),
-    })?;
-    rest.map(|grad| tensor(grad, operand.shape())).transpose()
+        None => grad,
+    });
+    with_walk(node, |walk| {
+        let storage = sum.take().map(T::to_cpu_storage_owned);
+        walk.aside.extend(storage.map(|storage| (operand.id(), (operand.clone(), storage))));
+    });
+    sum.map(|sum| tensor(sum, operand.shape())).transpose()
 }
 
 /// Takes back what was put aside for an operand, to be added to in place and delivered again.
-pub(crate) fn reclaim<T: WithDType>(operand: &Tensor) -> candle_core::Result<Option<Vec<T>>> {
-    let found = ASIDE.with_borrow_mut(|aside| {
-        let aside = aside.as_mut()?;
-        let at = aside.iter().position(|(parameter, _)| parameter.id() == operand.id())?;
-        Some(aside.swap_remove(at).1)
-    });
-    found.map(T::cpu_storage_data).transpose()
+pub(crate) fn reclaim<T: WithDType>(node: &Tensor, operand: &Tensor) -> candle_core::Result<Option<Vec<T>>> {
+    let found = with_walk(node, |walk| walk.aside.remove(&operand.id())).flatten();
+    found.map(|(_, storage)| T::cpu_storage_data(storage)).transpose()
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Densely connected networks (kuangliu's names, CIFAR stem).
-use crate::layers::{Conv, Head, Kernel, Meter, Norm, Style, config_error, images};
+use crate::cost::{Cost, Count, check_layers, largest, product};
+use crate::layers::{Conv, Head, Kernel, Meter, Norm, Style, config_error, images, not_zero};
 use crate::ops::{self, FeatureMap, Features, Precision, ScaleInit, Window};
-use crate::registry::{Config, Cost, Registry};
+use crate::registry::{Config, Registry};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -47,7 +48,7 @@ struct Stage {
 impl Stage {
     /// Channels that layer `i` sees; those after the block for `i` = its layers.
     fn seen_by(&self, i: usize, growth: usize) -> usize {
-        self.ci + i * growth
+        self.ci.saturating_add(growth.saturating_mul(i))
     }
 }
 
@@ -60,11 +61,14 @@ impl DenseNetConfig {
     }
 
     fn check(&self) -> Result<()> {
-        let refuse = |key: &str, message: String| Err(config_error("densenet", Some(key), message));
-        if self.num_blocks.is_empty() || self.num_blocks.contains(&0) {
-            let found = &self.num_blocks;
-            return refuse("num_blocks", format!("expected layers of at least one block, found {found:?}"));
+        let refuse = |key: &str, message: String| Err(config_error("densenet", key, message));
+        if self.num_blocks.is_empty() {
+            return refuse("num_blocks", "expected layers of at least one block, found none".into());
         }
+        not_zero("densenet", "num_blocks", "layers", &self.num_blocks)?;
+        // Two convolutions a layer, one a transition, and the two ends.
+        let layers = self.num_blocks.iter().fold(Count(2), |sum, n| sum + product(&[2, *n]) + Count(1));
+        check_layers("densenet", &largest("num_blocks", &self.num_blocks), layers)?;
         if self.growth == 0 {
             return refuse("growth", "expected at least 1, found 0".into());
         }
@@ -77,10 +81,10 @@ impl DenseNetConfig {
     }
 
     fn stages(&self) -> Vec<Stage> {
-        let mut ci = 2 * self.growth;
+        let mut ci = self.growth.saturating_mul(2);
         let last = self.num_blocks.len() - 1;
         let stage = |(i, &layers): (usize, &usize)| {
-            let after = ci + layers * self.growth;
+            let after = Stage { ci, layers, transition: None }.seen_by(layers, self.growth);
             let transition = (i < last).then(|| (after as f64 * self.reduction).floor() as usize);
             let stage = Stage { ci, layers, transition };
             ci = transition.unwrap_or(after);
@@ -109,16 +113,16 @@ impl Config for DenseNetConfig {
     fn cost(&self, task: Task) -> Result<Cost> {
         self.check()?;
         let [h, w, channels, classes] = images("densenet", task)?;
-        let k = self.growth;
+        let (k, [twice, four]) = (self.growth, [2, 4].map(|n| self.growth.saturating_mul(n)));
         let mut meter = Meter::new(h, w);
-        meter.conv(channels, 2 * k, Kernel::new(3, 1));
+        meter.conv(channels, twice, Kernel::new(3, 1));
         for stage in self.stages() {
             for i in 0..stage.layers {
                 let seen = stage.seen_by(i, k);
                 meter.norm(seen);
-                meter.conv(seen, 4 * k, Kernel::new(1, 1));
-                meter.norm(4 * k);
-                meter.conv(4 * k, k, Kernel::new(3, 1));
+                meter.conv(seen, four, Kernel::new(1, 1));
+                meter.norm(four);
+                meter.conv(four, k, Kernel::new(3, 1));
             }
             let after = stage.seen_by(stage.layers, k);
             if let Some(kept) = stage.transition {
@@ -131,6 +135,14 @@ impl Config for DenseNetConfig {
         meter.norm(self.features());
         meter.head(self.features(), classes);
         Ok(meter.cost)
+    }
+
+    fn smallest_task(&self) -> Option<Task> {
+        Some(Task::LEAST_IMAGES)
+    }
+
+    fn heaviest(&self) -> Option<String> {
+        Some("growth".into())
     }
 }
 

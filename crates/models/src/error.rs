@@ -15,7 +15,7 @@ pub enum Error {
         found: String,
     },
     /// A dtype the op does not compute in.
-    #[error("{op}: expected dtype {expected}, found {found:?}")]
+    #[error("{op}: expected dtype {expected}, found {}", .found.as_str())]
     DType {
         /// The op that refused.
         op: &'static str,
@@ -68,10 +68,20 @@ pub enum Error {
     Config {
         /// The model.
         model: String,
-        /// The key the message is about, if it is about one.
+        /// The key the message is about, as a path (`hidden[1]`, `dropout.input`), if it is about one.
         key: Option<String>,
         /// What is wrong.
         message: String,
+    },
+    /// A key that the model's configuration has not.
+    #[error("model `{model}`: unknown key `{key}`{}; known: {}", nearest(last(.key), .known), .known.join(", "))]
+    UnknownKey {
+        /// The model.
+        model: String,
+        /// The key, as a path (`dropout.inptu`).
+        key: String,
+        /// The keys that would be right in that place.
+        known: Vec<String>,
     },
     /// Weights that do not fit the model; lists every difference.
     #[error("weights do not fit the model:{}", list(.missing, .extra, .misshapen))]
@@ -98,6 +108,11 @@ impl From<Error> for candle_core::Error {
             e => candle_core::Error::wrap(e),
         }
     }
+}
+
+/// The last key of a path.
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
 }
 
 /// ` (did you mean ‘x’?)` when a known name is close to `name`, else nothing.

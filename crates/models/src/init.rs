@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// assert_eq!(names, ["fc.bias", "fc.weight"]);
 /// # Ok(()) }
 /// ```
+///
+/// Any such model can be built; to be trained it must also consist of ops that have a backward pass. Some of candle-nn's have
+/// none, and gradients end there without a word: `LayerNorm` and `RmsNorm` on contiguous inputs (`RmsNorm::forward_diff` and
+/// `ops::layer_norm_slow` have one), `ops::softmax_last_dim` (`ops::softmax` has one) and the rotary embeddings.
 #[derive(Clone, Debug)]
 pub struct Params {
     seed: u64,
@@ -118,9 +122,13 @@ impl SimpleBackend for Params {
             }
             return Ok(var.as_tensor().clone());
         }
-        let values = draw(&shape, init, Rng::new(self.seed, "init", name, 0));
-        // Rounded before it moves: not every device has f64.
-        let values = Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?;
+        let rng = Rng::new(self.seed, "init", name, 0);
+        // Rounded before it moves: not every device has f64. In f32 at once, where that is asked for: a large matrix in f64
+        // would be three times what it is to be.
+        let values = match dtype {
+            DType::F32 => Tensor::from_vec(draw(&shape, init, rng, |v| v as f32), shape, &Device::Cpu)?,
+            _ => Tensor::from_vec(draw(&shape, init, rng, |v| v), shape, &Device::Cpu)?.to_dtype(dtype)?,
+        };
         let var = Var::from_tensor(&values.to_device(device)?)?;
         let tensor = var.as_tensor().clone();
         vars.insert(name.to_owned(), var);
@@ -139,22 +147,22 @@ impl SimpleBackend for Params {
     }
 }
 
-/// Initial values in f64; the caller rounds them to the parameter's dtype.
-fn draw(shape: &Shape, init: Init, mut rng: Rng) -> Vec<f64> {
+/// Initial values, drawn in f64 and then rounded.
+fn draw<T: Clone>(shape: &Shape, init: Init, mut rng: Rng, round: impl Fn(f64) -> T) -> Vec<T> {
     use candle_nn::init::NormalOrUniform::{Normal, Uniform};
     let n = shape.elem_count();
-    let mut uniform = |lo: f64, up: f64| (0..n).map(|_| lo + (up - lo) * rng.uniform()).collect();
+    let mut uniform = |lo: f64, up: f64| (0..n).map(|_| round(lo + (up - lo) * rng.uniform())).collect();
     match init {
-        Init::Const(value) => vec![value; n],
+        Init::Const(value) => vec![round(value); n],
         Init::Uniform { lo, up } => uniform(lo, up),
         Init::Kaiming { dist: Uniform, fan, non_linearity } => {
             let bound = 3f64.sqrt() * non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
             uniform(-bound, bound)
         }
-        Init::Randn { mean, stdev } => (0..n).map(|_| mean + stdev * rng.normal()).collect(),
+        Init::Randn { mean, stdev } => (0..n).map(|_| round(mean + stdev * rng.normal())).collect(),
         Init::Kaiming { dist: Normal, fan, non_linearity } => {
             let stdev = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
-            (0..n).map(|_| stdev * rng.normal()).collect()
+            (0..n).map(|_| round(stdev * rng.normal())).collect()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the convolutional networks are made of, and what it costs.
+use crate::cost::{Cost, Count, product};
 use crate::ops::{self, BatchNorm, Conv2d, FeatureMap, Precision, ScaleInit, Statistics};
-use crate::registry::Cost;
 use crate::{Error, Mode, Result, Task, init};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -65,7 +65,11 @@ impl Norm {
 
     /// The parameters for a mode, and where the statistics come from.
     pub fn of(&self, mode: Mode) -> (&BatchNorm, Statistics) {
-        if mode.is_train() { (&self.train, Statistics::Batch) } else { (&self.eval, Statistics::Running) }
+        match mode {
+            Mode::Train { .. } => (&self.train, Statistics::Batch),
+            Mode::Statistics { .. } => (&self.eval, Statistics::Cumulative),
+            Mode::Eval => (&self.eval, Statistics::Running),
+        }
     }
 
     pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
@@ -113,15 +117,27 @@ impl Head {
 /// The images of a task: rows, columns, channels, classes.
 pub(crate) fn images(model: &str, task: Task) -> Result<[usize; 4]> {
     match task {
-        Task::Images { height, width, channels, classes } if height * width * channels * classes > 0 => {
+        Task::Images { height, width, channels, classes }
+            if ![height, width, channels, classes].contains(&0) =>
+        {
             Ok([height, width, channels, classes])
         }
-        task => Err(config_error(model, None, format!("expected a task on images, found {task:?}"))),
+        task => Err(config_error(model, "name", format!("expected images, found {task}"))),
     }
 }
 
-pub(crate) fn config_error(model: &str, key: Option<&str>, message: String) -> Error {
-    Error::Config { model: model.into(), key: key.map(Into::into), message }
+pub(crate) fn config_error(model: &str, key: impl Into<String>, message: impl Into<String>) -> Error {
+    Error::Config { model: model.into(), key: Some(key.into()), message: message.into() }
+}
+
+/// Refuses a zero in the list under `key`.
+pub(crate) fn not_zero(model: &str, key: &str, what: &str, sizes: &[usize]) -> Result<()> {
+    match sizes.iter().position(|size| *size == 0) {
+        Some(i) => {
+            Err(config_error(model, format!("{key}[{i}]"), format!("expected {what} of at least 1, found 0")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Adds up what a network costs while its layers are walked through.
@@ -140,7 +156,7 @@ impl Meter {
 
     /// An activation of `c` channels is kept.
     pub fn keep(&mut self, c: usize) {
-        self.cost.activation_bytes += 4 * (self.h * self.w * c) as u64;
+        self.cost.activation_bytes += product(&[4, self.h, self.w, c]);
     }
 
     /// A window moves over the image.
@@ -152,20 +168,20 @@ impl Meter {
     /// A convolution whose output is kept (by the normalisation that follows).
     pub fn conv(&mut self, ci: usize, co: usize, kernel: Kernel) {
         self.window(kernel);
-        let weights = (ci * co * kernel.size * kernel.size) as u64;
+        let weights = product(&[ci, co, kernel.size, kernel.size]);
         self.cost.parameters += weights;
-        self.cost.flops += 2 * weights * (self.h * self.w) as u64;
+        self.cost.flops += weights * product(&[2, self.h, self.w]);
         self.keep(co);
     }
 
     /// A normalisation, its output kept (by the convolution that follows).
     pub fn norm(&mut self, c: usize) {
-        self.cost.parameters += 2 * c as u64;
+        self.cost.parameters += product(&[2, c]);
         self.keep(c);
     }
 
     pub fn head(&mut self, features: usize, classes: usize) {
-        self.cost.parameters += (features * classes + classes) as u64;
-        self.cost.flops += 2 * (features * classes) as u64;
+        self.cost.parameters += product(&[features, classes]) + Count::of(classes);
+        self.cost.flops += product(&[2, features, classes]);
     }
 }

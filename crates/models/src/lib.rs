@@ -6,6 +6,7 @@
 //! candle's are wrong or slow on the CPU.
 
 mod backward;
+mod cost;
 pub mod densenet;
 mod error;
 pub mod init;
@@ -23,6 +24,12 @@ pub mod trace;
 /// The instruction set that kernels are chosen by on this CPU: results are equal bit for bit where it is.
 pub fn instruction_set() -> &'static str {
     kernels::Isa::detect().name()
+}
+
+/// Fills memory that kernels have not written yet with NaN from now on: for tests, which then notice whoever reads it.
+#[doc(hidden)]
+pub fn poison_uncleared_memory() {
+    kernels::buffer::poison();
 }
 
 pub use backward::backward;

@@ -3,11 +3,13 @@
 //! The network and the names of its parameters are those of awd-lstm-lm: `encoder.weight` (also the decoder's
 //! weight), `rnns.<l>.{weight_ih_l0, weight_hh_l0, bias_ih_l0, bias_hh_l0}` and `decoder.bias`. All layers but the
 //! last have `hidden` units, the last has `emb`, as many as the embedding has features.
+use crate::cost::{Cost, Count, check_layers};
+use crate::layers::config_error;
 use crate::ops::{
     Activation, LstmState, LstmWeights, Mask, embedding, linear, linear_cross_entropy, lstm, masked,
     mean_square, mean_square_change,
 };
-use crate::registry::{Config, Cost};
+use crate::registry::Config;
 use crate::rng::Rng;
 use crate::{Error, Loss, Mode, Model, Result, Task};
 use candle_core::Tensor;
@@ -66,19 +68,15 @@ impl LstmConfig {
     }
 
     fn check(&self) -> Result<()> {
-        let error = |key: &str, message: String| Error::Config {
-            model: "lstm".into(),
-            key: Some(key.into()),
-            message,
-        };
+        let error = |key: &str, message: String| Err(config_error("lstm", key, message));
         for (key, value) in [("layers", self.layers), ("emb", self.emb), ("hidden", self.hidden)] {
             if value == 0 {
-                return Err(error(key, format!("`{key}` must be at least 1")));
+                return error(key, "expected at least 1, found 0".into());
             }
         }
         for (key, value) in [("alpha", self.alpha), ("beta", self.beta)] {
             if !(value >= 0.0 && value.is_finite()) {
-                return Err(error(key, format!("`{key}` must be finite and not negative, found {value}")));
+                return error(key, format!("expected a finite number of at least 0, found {value}"));
             }
         }
         let Dropout { embedding, input, hidden, output, weight } = self.dropout;
@@ -91,10 +89,10 @@ impl LstmConfig {
         ];
         for (key, value) in shares {
             if !(0.0..1.0).contains(&value) {
-                return Err(error(key, format!("`dropout.{key}` must lie in 0..1, found {value}")));
+                return error(&format!("dropout.{key}"), format!("expected a share in 0..1, found {value}"));
             }
         }
-        Ok(())
+        check_layers("lstm", "layers", Count::of(self.layers))
     }
 }
 
@@ -106,33 +104,38 @@ impl Config for LstmConfig {
     /// Of one token.
     fn cost(&self, task: Task) -> Result<Cost> {
         self.check()?;
-        let vocab = vocabulary(task)? as u64;
-        let emb = self.emb as u64;
+        let (vocab, emb) = (Count::of(vocabulary(task)?), Count::of(self.emb));
         let mut cost = Cost {
-            parameters: vocab * emb + vocab,
-            flops: 2 * vocab * emb,
+            parameters: (vocab * emb + vocab).0,
+            flops: (Count(2) * vocab * emb).0,
             // The embedding's rows, dropped and not; the last output dropped; the logits' gradient.
-            activation_bytes: 4 * (3 * emb + vocab),
+            activation_bytes: (Count(4) * (Count(3) * emb + vocab)).0,
         };
         for l in 0..self.layers {
             let (input, hidden) = self.sizes(l);
-            let (input, hidden) = (input as u64, hidden as u64);
-            cost.parameters += 4 * hidden * (input + hidden + 2);
-            cost.flops += 8 * hidden * (input + hidden);
+            let (input, hidden) = (Count::of(input), Count::of(hidden));
+            cost.parameters += Count(4) * hidden * (input + hidden + Count(2));
+            cost.flops += Count(8) * hidden * (input + hidden);
             // Gates, cells, outputs, and outputs dropped.
-            cost.activation_bytes += 4 * 7 * hidden;
+            cost.activation_bytes += Count(4 * 7) * hidden;
         }
         Ok(cost)
+    }
+
+    fn smallest_task(&self) -> Option<Task> {
+        Some(Task::LEAST_TOKENS)
+    }
+
+    fn heaviest(&self) -> Option<String> {
+        // A single layer has as many units as the embedding has features.
+        Some(if self.layers > 1 && self.hidden > self.emb { "hidden" } else { "emb" }.into())
     }
 }
 
 fn vocabulary(task: Task) -> Result<usize> {
     match task {
         Task::Tokens { vocab } if vocab > 0 => Ok(vocab),
-        task => {
-            let message = format!("expected tokens of a vocabulary that is not empty, found {task:?}");
-            Err(Error::Config { model: "lstm".into(), key: None, message })
-        }
+        task => Err(config_error("lstm", "name", format!("expected text, found {task}"))),
     }
 }
 
@@ -256,7 +259,7 @@ impl LanguageModel {
     fn masks(&self, tokens: &Tensor, mode: Mode) -> Result<Masks> {
         match mode {
             Mode::Eval => Ok(Masks::default()),
-            Mode::Train { seed, step } => {
+            Mode::Train { seed, step } | Mode::Statistics { seed, step } => {
                 self.draw_masks(tokens.dims().get(1).copied().unwrap_or_default(), seed, step)
             }
         }

@@ -1,8 +1,10 @@
 //! A multilayer perceptron: linear layers with ReLU between them.
+use crate::cost::{Cost, Count, check_layers, largest, product};
 use crate::init::torch_uniform;
+use crate::layers::{images, not_zero};
 use crate::ops::{Activation, linear};
-use crate::registry::{Config, Cost};
-use crate::{Error, Mode, Model, Result, Task};
+use crate::registry::Config;
+use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
@@ -24,18 +26,10 @@ impl Default for MlpConfig {
 impl MlpConfig {
     /// Inputs, hidden widths and classes, in order.
     fn widths(&self, task: Task) -> Result<Vec<usize>> {
-        let refuse = |key: &str, message: &str| Error::Config {
-            model: "mlp".into(),
-            key: Some(key.into()),
-            message: message.into(),
-        };
-        let Task::Images { height, width, channels, classes } = task else {
-            return Err(refuse("name", "expected a data set of images, found one of text"));
-        };
-        if self.hidden.contains(&0) {
-            return Err(refuse("hidden", "expected widths of at least 1, found 0"));
-        }
-        Ok([&[height * width * channels], &self.hidden[..], &[classes]].concat())
+        let [height, width, channels, classes] = images("mlp", task)?;
+        not_zero("mlp", "hidden", "widths", &self.hidden)?;
+        check_layers("mlp", "hidden", Count::of(self.hidden.len()) + Count(1))?;
+        Ok([&[product(&[height, width, channels]).0 as usize], &self.hidden[..], &[classes]].concat())
     }
 }
 
@@ -54,12 +48,21 @@ impl Config for MlpConfig {
 
     fn cost(&self, task: Task) -> Result<Cost> {
         let widths = self.widths(task)?;
-        let pairs = || widths.windows(2).map(|p| (p[0] as u64, p[1] as u64));
-        Ok(Cost {
-            parameters: pairs().map(|(from, to)| (from + 1) * to).sum(),
-            flops: pairs().map(|(from, to)| 2 * from * to).sum(),
-            activation_bytes: widths.iter().map(|w| 4 * *w as u64).sum(),
-        })
+        let mut cost = Cost { activation_bytes: product(&[4, widths[0]]).0, ..Cost::default() };
+        for pair in widths.windows(2) {
+            cost.parameters += product(pair) + Count::of(pair[1]);
+            cost.flops += Count(2) * product(pair);
+            cost.activation_bytes += product(&[4, pair[1]]);
+        }
+        Ok(cost)
+    }
+
+    fn smallest_task(&self) -> Option<Task> {
+        Some(Task::LEAST_IMAGES)
+    }
+
+    fn heaviest(&self) -> Option<String> {
+        Some(largest("hidden", &self.hidden))
     }
 }
 

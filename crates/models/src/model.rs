@@ -12,12 +12,20 @@ pub enum Mode {
         /// The step whose masks are drawn.
         step: u64,
     },
+    /// As training, but nothing is recorded for a backward pass, and running statistics become the mean over the batches
+    /// counted in `num_batches_tracked`, all alike (PyTorch's `momentum=None`): how those of averaged weights are gathered.
+    Statistics {
+        /// The run's seed.
+        seed: u64,
+        /// The step whose masks are drawn.
+        step: u64,
+    },
     /// Evaluation: running statistics, no dropout.
     Eval,
 }
 
 impl Mode {
-    /// Whether this is a training pass.
+    /// Whether this is a training pass, which a backward pass may follow.
     pub fn is_train(self) -> bool {
         matches!(self, Mode::Train { .. })
     }
@@ -44,6 +52,25 @@ pub enum Task {
     },
 }
 
+impl std::fmt::Display for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Task::Images { height, width, channels, classes } => {
+                let s = if *channels == 1 { "" } else { "s" };
+                write!(f, "images of {height}×{width} with {channels} channel{s} in {classes} classes")
+            }
+            Task::Tokens { vocab } => write!(f, "text of {vocab} different tokens"),
+        }
+    }
+}
+
+impl Task {
+    /// A picture of one pixel in one class.
+    pub(crate) const LEAST_IMAGES: Self = Task::Images { height: 1, width: 1, channels: 1, classes: 1 };
+    /// Text of one token.
+    pub(crate) const LEAST_TOKENS: Self = Task::Tokens { vocab: 1 };
+}
+
 /// The loss of one batch.
 #[derive(Debug)]
 pub struct Loss {
@@ -57,13 +84,13 @@ pub struct Loss {
 
 /// A network that maps a batch to logits and a loss.
 pub trait Model: Send {
-    /// Logits `[n, classes]` of a batch.
+    /// Logits `[n, classes]` of a batch; for text, of each token in turn.
     fn logits(&mut self, input: &Tensor, mode: Mode) -> Result<Tensor>;
 
-    /// The loss of a batch against class indices (u32).
+    /// The loss of a batch against class indices (u32), one for each row of the logits: `[n]`, or `[length, batch]` for text.
     fn loss(&mut self, input: &Tensor, target: &Tensor, mode: Mode) -> Result<Loss> {
         let logits = self.logits(input, mode)?;
-        let nll = crate::ops::cross_entropy(&logits, target, &Default::default())?;
+        let nll = crate::ops::cross_entropy(&logits, &target.flatten_all()?, &Default::default())?;
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
     }
 

@@ -1,7 +1,8 @@
 //! Residual networks: the CIFAR ones of the paper (kuangliu's names), and ImageNet's.
-use crate::layers::{Conv, Head, Kernel, Meter, Norm, Style, config_error, images};
+use crate::cost::{Cost, Count, check_layers, largest, product};
+use crate::layers::{Conv, Head, Kernel, Meter, Norm, Style, config_error, images, not_zero};
 use crate::ops::{self, FeatureMap, Precision, ScaleInit, Window};
-use crate::registry::{Config, Cost, Registry};
+use crate::registry::{Config, Registry};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -79,18 +80,24 @@ impl ResNetConfig {
     }
 
     fn check(&self) -> Result<()> {
-        let refuse = |key: &str, message: String| Err(config_error("resnet", Some(key), message));
-        if self.widths.is_empty() || self.widths.contains(&0) {
-            return refuse(
+        if self.widths.is_empty() {
+            return Err(config_error(
+                "resnet",
                 "widths",
-                format!("expected channels of at least one stage, found {:?}", self.widths),
-            );
+                "expected channels of at least one stage, found none",
+            ));
         }
-        if self.num_blocks.len() != self.widths.len() || self.num_blocks.contains(&0) {
-            let expected = format!("expected blocks of {} stages", self.widths.len());
-            return refuse("num_blocks", format!("{expected}, found {:?}", self.num_blocks));
+        not_zero("resnet", "widths", "channels", &self.widths)?;
+        if self.num_blocks.len() != self.widths.len() {
+            let expected =
+                format!("expected a number of blocks for each of the {} widths", self.widths.len());
+            let message = format!("{expected}, found {:?}", self.num_blocks);
+            return Err(config_error("resnet", "num_blocks", message));
         }
-        Ok(())
+        not_zero("resnet", "num_blocks", "blocks", &self.num_blocks)?;
+        let convs = if self.block == BlockKind::Basic { 2 } else { 3 };
+        let layers = self.num_blocks.iter().fold(Count(2), |sum, n| sum + product(&[convs, *n]));
+        check_layers("resnet", &largest("num_blocks", &self.num_blocks), layers)
     }
 
     /// Every block in order: stage, number in its stage, and extents.
@@ -100,7 +107,7 @@ impl ResNetConfig {
         for (stage, (&count, &width)) in self.num_blocks.iter().zip(&self.widths).enumerate() {
             for number in 0..count {
                 let stride = if stage > 0 && number == 0 { 2 } else { 1 };
-                let co = if self.block == BlockKind::Basic { width } else { 4 * width };
+                let co = if self.block == BlockKind::Basic { width } else { width.saturating_mul(4) };
                 blocks.push((stage, number, Extent { ci, width, co, stride }));
                 ci = co;
             }
@@ -183,7 +190,7 @@ impl Config for ResNetConfig {
         meter.norm(self.widths[0]);
         if self.stem == Stem::Imagenet {
             meter.window(STEM_POOL);
-            meter.keep(2 * self.widths[0]);
+            meter.keep(self.widths[0].saturating_mul(2));
         }
         for (_, _, extent) in self.blocks() {
             let before = (meter.h, meter.w);
@@ -195,11 +202,19 @@ impl Config for ResNetConfig {
                 (meter.h, meter.w) = before;
                 // The normalised shortcut itself is not kept: only what it is added to.
                 meter.conv(ci, co, kernel);
-                meter.cost.parameters += 2 * co as u64;
+                meter.cost.parameters += product(&[2, co]);
             }
         }
         meter.head(self.features(), classes);
         Ok(meter.cost)
+    }
+
+    fn smallest_task(&self) -> Option<Task> {
+        Some(Task::LEAST_IMAGES)
+    }
+
+    fn heaviest(&self) -> Option<String> {
+        Some(largest("widths", &self.widths))
     }
 }
 

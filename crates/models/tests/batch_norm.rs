@@ -8,20 +8,23 @@ use taper_models::ops::{
     BatchNorm, FeatureMap, Features, ScaleInit, Statistics, batch_norm, batch_norm_features, relu,
 };
 
+fn find(params: &Params, name: &str) -> Var {
+    params.vars().into_iter().find(|(n, _)| n == name).unwrap().1
+}
+
 /// A normalisation with scales, shifts and statistics that hide nothing.
 fn norm(channels: usize, dtype: DType) -> (BatchNorm, Params, Var, Var) {
     let params = Params::new(5);
     let bn = BatchNorm::new(channels, ScaleInit::Uniform01, params.builder(dtype, &Device::Cpu)).unwrap();
-    let find = |name: &str| params.vars().into_iter().find(|(n, _)| n == name).unwrap().1;
     let set = |name: &str, add: f64| {
         let new = (var(name, &[channels]).as_detached_tensor() + add).unwrap();
-        find(name).set(&new.to_dtype(dtype).unwrap()).unwrap();
+        find(&params, name).set(&new.to_dtype(dtype).unwrap()).unwrap();
     };
     set("bias", 0.0);
     set("weight", 1.0);
     set("running_mean", 0.2);
     set("running_var", 1.0);
-    let (weight, bias) = (find("weight"), find("bias"));
+    let (weight, bias) = (find(&params, "weight"), find(&params, "bias"));
     (bn, params, weight, bias)
 }
 
@@ -99,7 +102,7 @@ fn composition_of_candles_ops_has_the_same_values_gradients_and_statistics() {
 #[test]
 fn running_statistics_move_in_training_only() {
     let (bn, params, _, _) = norm(1, DType::F64);
-    let get = |name: &str| values(&params.vars().into_iter().find(|(n, _)| n == name).unwrap().1)[0];
+    let get = |name: &str| values(&find(&params, name))[0];
     let before = (get("running_mean"), get("running_var"), get("num_batches_tracked"));
     let x = Tensor::new(&[1.0f64, 2.0, 6.0], &Device::Cpu).unwrap().reshape((3, 1, 1, 1)).unwrap();
     let x = FeatureMap::enter(&x).unwrap();
@@ -148,7 +151,7 @@ fn bad_operands_are_refused_by_name() {
     let zeros = |dims: &[usize], dtype: DType| {
         FeatureMap::enter(&Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()).unwrap()
     };
-    let (bn, _, _, _) = norm(3, DType::F32);
+    let (bn, params, _, _) = norm(3, DType::F32);
     let run = |x: FeatureMap, r: Option<FeatureMap>, statistics| {
         batch_norm(&x, &bn, r.as_ref(), false, statistics).unwrap_err().to_string()
     };
@@ -164,6 +167,11 @@ fn bad_operands_are_refused_by_name() {
     ] {
         assert!(message.starts_with("batch_norm: ") && message.contains(part), "{message}");
     }
+    // On other devices too, whose op is composed of candle's.
+    let one = Tensor::zeros((1, 1, 1, 3), f32, &Device::Cpu).unwrap();
+    let message = run(FeatureMap::Composed(one), None, Statistics::Batch);
+    assert!(message.contains("more than one value"), "{message}");
+    assert!(values(&find(&params, "running_var")).iter().all(|v| v.is_finite()));
     // One value a channel is enough when it is not its own statistics.
     assert!(batch_norm(&zeros(&[1, 1, 1, 3], f32), &bn, None, false, Statistics::Running).is_ok());
 }

@@ -152,7 +152,7 @@ fn bad_shapes_and_dtypes_are_refused_by_name() {
         (refuse(w(&[2, 6, 3, 3]), None, Conv2d { stride: [0, 1], ..plain }), "at least 1"),
         (refuse(w(&[0, 6, 3, 3]), None, plain), "at least 1"),
         (refuse(w(&[2, 6, 3, 3]), Some(w(&[3])), plain), "a bias [2]"),
-        (refuse(zeros(&[2, 6, 3, 3], DType::F64), None, plain), "F64"),
+        (refuse(zeros(&[2, 6, 3, 3], DType::F64), None, plain), "f64"),
         (
             refuse(w(&[2, 6, 2, 2]), None, Conv2d { algorithm: Some(Algorithm::Winograd2), ..plain }),
             "Winograd2",
@@ -163,7 +163,7 @@ fn bad_shapes_and_dtypes_are_refused_by_name() {
     for (x, part) in [
         (zeros(&[0, 4, 4, 6], DType::F32), "[0, 4, 4, 6]"),
         (zeros(&[4, 4, 6], DType::F32), "[4, 4, 6]"),
-        (zeros(&[1, 4, 4, 6], DType::F16), "F16"),
+        (zeros(&[1, 4, 4, 6], DType::F16), "f16"),
     ] {
         let message = FeatureMap::enter(&x).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");

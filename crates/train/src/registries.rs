@@ -103,6 +103,10 @@ fn model_error(e: taper_models::Error) -> SectionError {
         E::UnknownModel { name, known } => {
             SectionError { key: Some("name".into()), message: format!("unknown model `{name}`"), known }
         }
+        E::UnknownKey { model, key, known } => {
+            let message = format!("unknown key `{key}` of {model}");
+            SectionError { key: Some(key), message, known }
+        }
         E::Config { key, .. } => SectionError { key, message, known: Vec::new() },
         _ => SectionError { key: None, message, known: Vec::new() },
     }

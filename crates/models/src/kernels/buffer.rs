@@ -2,10 +2,25 @@
 use super::Real;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a cache line, which is also the width of an AVX-512 register.
 const ALIGN: usize = 64;
+
+/// Whether memory that nobody has written reads as NaN, so that a kernel which relies on it fails: in all unit tests, and
+/// elsewhere after [`poison`].
+static POISONED: AtomicBool = AtomicBool::new(cfg!(test));
+
+/// From now on, in this process.
+pub fn poison() {
+    POISONED.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`poison`] was called.
+pub fn poisoned() -> bool {
+    POISONED.load(Ordering::Relaxed)
+}
 
 /// A slice from the pool of its type, aligned to a cache line. Dropping it gives it back.
 #[derive(Debug)]
@@ -16,12 +31,16 @@ pub struct Buf<T: Real> {
 }
 
 impl<T: Real> Buf<T> {
-    /// `len` elements of arbitrary value: what the last user left.
+    /// `len` elements of arbitrary value: what the last user left, or NaN ([`poison`]).
     pub fn dirty(len: usize) -> Self {
         let store = T::pool().take(len + ALIGN / size_of::<T>());
         // `align_offset` may only fail in const evaluation, with usize::MAX; then any start is as good.
         let start = store.as_ptr().align_offset(ALIGN).min(store.len() - len);
-        Self { store, start, len }
+        let mut buf = Self { store, start, len };
+        if poisoned() {
+            buf.fill(T::from_f64(f64::NAN));
+        }
+        buf
     }
 
     /// `len` zeros.
@@ -134,6 +153,15 @@ impl<T: Real> Pool<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn uncleared_memory_reads_as_nan_in_tests() {
+        for _ in 0..2 {
+            let mut buf = Buf::<f32>::dirty(300);
+            assert!(buf.iter().all(|v| v.is_nan()));
+            buf.fill(1.0);
+        }
+    }
 
     #[test]
     fn buffers_are_aligned() {

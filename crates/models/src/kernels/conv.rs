@@ -3,7 +3,7 @@
 //! Four ways to compute the same thing, chosen by shape and CPU ([`Algorithm::choose`]):
 //! Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3 kernels of stride 1, a direct kernel for everything else with
 //! AVX-512, and im2col with the `gemm` crate for every other CPU and for f64.
-use super::{Isa, Real, conv_portable};
+use super::{Isa, Level, Real, conv_portable};
 #[cfg(target_arch = "x86_64")]
 use super::{as_f32, as_f32_mut, conv_direct, conv_wino};
 
@@ -93,7 +93,7 @@ pub enum Algorithm {
 impl Algorithm {
     /// The fastest one for a shape on this CPU; `fast` permits the less accurate F(4×4).
     pub fn choose<T: Real>(isa: Isa, g: &Geometry, fast: bool) -> Self {
-        if isa.of::<T>() != Isa::Avx512 {
+        if !Self::Direct.fits::<T>(isa, g) {
             return Algorithm::Portable;
         }
         // Below 16 channels a vector is mostly padding; below 3 rows a tile is.
@@ -105,14 +105,30 @@ impl Algorithm {
         }
     }
 
+    /// Whether it computes this shape in this type on this CPU.
+    pub fn fits<T: Real>(self, isa: Isa, g: &Geometry) -> bool {
+        let own = isa.of::<T>().level() == Level::Avx512;
+        match self {
+            Algorithm::Portable => true,
+            Algorithm::Direct => own,
+            Algorithm::Winograd2 | Algorithm::Winograd4 => own && Self::winograd_fits(g),
+        }
+    }
+
     /// Whether Winograd applies at all.
-    pub fn winograd_fits(g: &Geometry) -> bool {
+    fn winograd_fits(g: &Geometry) -> bool {
         g.kernel == [3, 3] && g.stride == [1, 1] && g.groups == 1 && g.pad[0] <= 2 && g.pad[1] <= 2
     }
 }
 
-/// y = x ∗ w (+ bias).
-pub fn forward<T: Real>(algo: Algorithm, g: &Geometry, x: &[T], w: &[T], bias: Option<&[T]>, y: &mut [T]) {
+/// y = x ∗ w (+ bias). An algorithm that `isa` has not is replaced by the portable one, here and below.
+pub fn forward<T: Real>(
+    isa: Isa,
+    algo: Algorithm,
+    g: &Geometry,
+    (x, w, bias): (&[T], &[T], Option<&[T]>),
+    y: &mut [T],
+) {
     assert_eq!([x.len(), w.len(), y.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
     if let Some(bias) = bias {
         for pixel in y.chunks_exact_mut(g.co) {
@@ -120,56 +136,67 @@ pub fn forward<T: Real>(algo: Algorithm, g: &Geometry, x: &[T], w: &[T], bias: O
         }
     }
     let add = bias.is_some();
-    match algo {
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd2 => {
-            conv_wino::conv::<4, 2>(g, conv_wino::Pass::Forward, as_f32(x), as_f32(w), as_f32_mut(y), add)
+    #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = isa.avx512::<T>() {
+        use conv_wino::{Pass::Forward, conv};
+        let (xs, ws, ys) = (as_f32(x), as_f32(w), as_f32_mut(y));
+        match algo {
+            Algorithm::Winograd2 => return conv::<4, 2>(proof, g, Forward, xs, ws, ys, add),
+            Algorithm::Winograd4 => return conv::<6, 4>(proof, g, Forward, xs, ws, ys, add),
+            Algorithm::Direct => return conv_direct::forward(proof, g, xs, ws, ys, add),
+            Algorithm::Portable => {}
         }
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd4 => {
-            conv_wino::conv::<6, 4>(g, conv_wino::Pass::Forward, as_f32(x), as_f32(w), as_f32_mut(y), add)
-        }
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Direct => conv_direct::forward(g, as_f32(x), as_f32(w), as_f32_mut(y), add),
-        _ => conv_portable::forward(g, x, w, y, add),
     }
+    let _ = (isa, algo);
+    conv_portable::forward(g, x, w, y, add)
 }
 
 /// dx = the gradient of x, or dx += it.
-pub fn grad_input<T: Real>(algo: Algorithm, g: &Geometry, dy: &[T], w: &[T], dx: &mut [T], add: bool) {
+pub fn grad_input<T: Real>(
+    isa: Isa,
+    algo: Algorithm,
+    g: &Geometry,
+    (dy, w): (&[T], &[T]),
+    dx: &mut [T],
+    add: bool,
+) {
     assert_eq!([dx.len(), w.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    match algo {
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd2 => {
-            conv_wino::conv::<4, 2>(g, conv_wino::Pass::GradInput, as_f32(dy), as_f32(w), as_f32_mut(dx), add)
+    #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = isa.avx512::<T>() {
+        use conv_wino::{Pass::GradInput, conv};
+        let (dys, ws, dxs) = (as_f32(dy), as_f32(w), as_f32_mut(dx));
+        match algo {
+            Algorithm::Winograd2 => return conv::<4, 2>(proof, g, GradInput, dys, ws, dxs, add),
+            Algorithm::Winograd4 => return conv::<6, 4>(proof, g, GradInput, dys, ws, dxs, add),
+            Algorithm::Direct => return conv_direct::grad_input(proof, g, dys, ws, dxs, add),
+            Algorithm::Portable => {}
         }
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd4 => {
-            conv_wino::conv::<6, 4>(g, conv_wino::Pass::GradInput, as_f32(dy), as_f32(w), as_f32_mut(dx), add)
-        }
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Direct => conv_direct::grad_input(g, as_f32(dy), as_f32(w), as_f32_mut(dx), add),
-        _ => conv_portable::grad_input(g, dy, w, dx, add),
     }
+    let _ = (isa, algo);
+    conv_portable::grad_input(g, dy, w, dx, add)
 }
 
 /// dw = the gradient of the weights.
-pub fn grad_weight<T: Real>(algo: Algorithm, g: &Geometry, x: &[T], dy: &[T], dw: &mut [T]) {
+pub fn grad_weight<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, (x, dy): (&[T], &[T]), dw: &mut [T]) {
     assert_eq!([x.len(), dw.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    match algo {
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd2 => conv_wino::grad_weight::<4, 2>(g, as_f32(x), as_f32(dy), as_f32_mut(dw)),
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Winograd4 => conv_wino::grad_weight::<6, 4>(g, as_f32(x), as_f32(dy), as_f32_mut(dw)),
-        #[cfg(target_arch = "x86_64")]
-        Algorithm::Direct => conv_direct::grad_weight(g, as_f32(x), as_f32(dy), as_f32_mut(dw)),
-        _ => conv_portable::grad_weight(g, x, dy, dw),
+    #[cfg(target_arch = "x86_64")]
+    if let Some(proof) = isa.avx512::<T>() {
+        let (xs, dys, dws) = (as_f32(x), as_f32(dy), as_f32_mut(dw));
+        match algo {
+            Algorithm::Winograd2 => return conv_wino::grad_weight::<4, 2>(proof, g, xs, dys, dws),
+            Algorithm::Winograd4 => return conv_wino::grad_weight::<6, 4>(proof, g, xs, dys, dws),
+            Algorithm::Direct => return conv_direct::grad_weight(proof, g, xs, dys, dws),
+            Algorithm::Portable => {}
+        }
     }
+    let _ = (isa, algo);
+    conv_portable::grad_weight(g, x, dy, dw)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::relative_difference;
 
     /// Sums of the definition, in f64: y, dx, dw for given x, w, dy.
     fn reference(g: &Geometry, x: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
@@ -211,35 +238,66 @@ mod tests {
     }
 
     fn close<T: Real>(name: &str, got: &[T], want: &[f64], limit: f64) {
-        let top = want.iter().fold(1e-30f64, |m, v| m.max(v.abs()));
-        for (i, (a, b)) in got.iter().zip(want).enumerate() {
-            assert!((a.to_f64() - b).abs() <= limit * top, "{name} at {i}: {a:?} against {b}");
-        }
+        let got: Vec<f64> = got.iter().map(|v| v.to_f64()).collect();
+        let error = relative_difference(&got, want);
+        assert!(error <= limit, "{name}: off by {error:e}");
     }
 
-    fn check<T: Real>(algo: Algorithm, g: &Geometry, limit: f64) {
-        let ((x, xd), (w, wd)) = (numbers::<T>(g.x_len(), 1), numbers::<T>(g.w_len(), 2));
-        let ((dy, dyd), (bias, _)) = (numbers::<T>(g.y_len(), 3), numbers::<T>(g.co, 4));
-        let [y, dx, dw] = reference(g, &xd, &wd, &dyd);
-        let name = |what| format!("{what} {algo:?} {g:?}");
+    fn check<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, limit: f64) {
+        let (x, w, dy) = (numbers::<T>(g.x_len(), 1), numbers::<T>(g.w_len(), 2), numbers::<T>(g.y_len(), 3));
+        let expected = reference(g, &x.1, &w.1, &dy.1);
+        check_against(isa, algo, g, [&x.0, &w.0, &dy.0], expected, limit);
+    }
+
+    /// Against the portable algorithm in f64, which the definition has judged: for shapes too large for the definition.
+    fn check_large(isa: Isa, algo: Algorithm, g: &Geometry, limit: f64) {
+        let (x, w) = (numbers::<f32>(g.x_len(), 1), numbers::<f32>(g.w_len(), 2));
+        let dy = numbers::<f32>(g.y_len(), 3);
+        let (mut y, mut dx) = (vec![0.0; g.y_len()], vec![0.0; g.x_len()]);
+        let mut dw = vec![0.0; g.w_len()];
+        conv_portable::forward(g, &x.1, &w.1, &mut y, false);
+        conv_portable::grad_input(g, &dy.1, &w.1, &mut dx, false);
+        conv_portable::grad_weight(g, &x.1, &dy.1, &mut dw);
+        check_against(isa, algo, g, [&x.0, &w.0, &dy.0], [y, dx, dw], limit);
+    }
+
+    fn check_against<T: Real>(
+        isa: Isa,
+        algo: Algorithm,
+        g: &Geometry,
+        [x, w, dy]: [&[T]; 3],
+        [y, dx, dw]: [Vec<f64>; 3],
+        limit: f64,
+    ) {
+        let (bias, _) = numbers::<T>(g.co, 4);
+        let name = |what| format!("{what} {isa:?} {algo:?} {g:?}");
         // Outputs start as NaN: every element has to be written.
         let nan = T::from_f64(f64::NAN);
         let mut got = vec![nan; g.y_len()];
-        forward(algo, g, &x, &w, None, &mut got);
+        forward(isa, algo, g, (x, w, None), &mut got);
         close(&name("y"), &got, &y, limit);
-        forward(algo, g, &x, &w, Some(&bias), &mut got);
+        forward(isa, algo, g, (x, w, Some(&bias)), &mut got);
         let biased: Vec<f64> = y.iter().enumerate().map(|(i, v)| v + bias[i % g.co].to_f64()).collect();
         close(&name("y + bias"), &got, &biased, limit);
         let mut got = vec![nan; g.x_len()];
-        grad_input(algo, g, &dy, &w, &mut got, false);
+        grad_input(isa, algo, g, (dy, w), &mut got, false);
         close(&name("dx"), &got, &dx, limit);
-        grad_input(algo, g, &dy, &w, &mut got, true);
+        grad_input(isa, algo, g, (dy, w), &mut got, true);
         let twice: Vec<f64> = dx.iter().map(|v| 2.0 * v).collect();
         close(&name("dx added"), &got, &twice, limit);
         let mut got = vec![nan; g.w_len()];
-        grad_weight(algo, g, &x, &dy, &mut got);
+        grad_weight(isa, algo, g, (x, dy), &mut got);
         close(&name("dw"), &got, &dw, limit);
     }
+
+    /// The algorithms in f32 with what their rounding may come to: sums of a few thousand terms in blocks, 2e-6 of the
+    /// largest; F(4×4) amplifies by about ten.
+    const LIMITS: [(Algorithm, f64); 4] = [
+        (Algorithm::Portable, 2e-6),
+        (Algorithm::Direct, 2e-6),
+        (Algorithm::Winograd2, 2e-6),
+        (Algorithm::Winograd4, 2e-5),
+    ];
 
     fn geometry(
         [n, h, w]: [usize; 3],
@@ -279,58 +337,73 @@ mod tests {
     fn every_algorithm_matches_the_definition() {
         for g in table() {
             // f64 sums of at most a few thousand terms: 1e-13 is their rounding error, with a margin of ten.
-            check::<f64>(Algorithm::Portable, &g, 1e-13);
-            // f32: sums of a few thousand terms in blocks, 2e-6 of the largest; F(4×4) amplifies by about ten.
-            check::<f32>(Algorithm::Portable, &g, 2e-6);
-            if Isa::detect() == Isa::Avx512 {
-                check::<f32>(Algorithm::Direct, &g, 2e-6);
-                if Algorithm::winograd_fits(&g) {
-                    check::<f32>(Algorithm::Winograd2, &g, 2e-6);
-                    check::<f32>(Algorithm::Winograd4, &g, 2e-5);
+            check::<f64>(Isa::PORTABLE, Algorithm::Portable, &g, 1e-13);
+            for isa in Isa::available() {
+                for (algo, limit) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(isa, &g)) {
+                    check::<f32>(isa, algo, &g, limit);
                 }
             }
         }
     }
 
     #[test]
-    fn large_channel_counts_take_the_other_winograd_schedules() {
-        if Isa::detect() != Isa::Avx512 {
-            return;
-        }
-        // Weights too large for L2 with many tiles and with few; odd channel counts beyond whole panels.
-        for g in [
-            geometry([9, 8, 8], [260, 264], [3, 3], [1, 1], [1, 1], 1),
-            geometry([3, 6, 6], [330, 300], [3, 3], [1, 1], [1, 1], 1),
-        ] {
-            check::<f32>(Algorithm::Winograd2, &g, 2e-6);
-            check::<f32>(Algorithm::Winograd4, &g, 2e-5);
+    fn an_algorithm_that_the_cpu_has_not_is_replaced() {
+        let g = geometry([2, 8, 8], [16, 16], [3, 3], [1, 1], [1, 1], 1);
+        for isa in Isa::available() {
+            for (algo, limit) in LIMITS {
+                check::<f32>(isa, algo, &g, limit);
+                check::<f64>(isa, algo, &g, 1e-13);
+            }
         }
     }
 
     #[test]
-    fn one_and_two_threads_give_equal_bits() {
-        let run = |threads: usize, algo: Algorithm, g: &Geometry| {
+    fn large_shapes_take_every_schedule_of_winograd() {
+        let three = |image, channels| geometry(image, channels, [3, 3], [1, 1], [1, 1], 1);
+        let shapes = [
+            // Weights too large for L2 with many tiles and with few; odd channel counts beyond whole panels.
+            three([9, 8, 8], [260, 264]),
+            three([3, 6, 6], [330, 300]),
+            // Several sweeps of the weight gradient (640 tiles of 4×4, 162 at a time).
+            three([40, 16, 16], [64, 64]),
+            // One task a position, in one sweep of 132 tiles of 4×4 and two of 528 of 2×2.
+            three([33, 8, 8], [272, 272]),
+            // The same in two sweeps of 528 tiles of 4×4.
+            three([33, 16, 16], [272, 272]),
+        ];
+        for g in shapes {
+            for isa in Isa::available() {
+                for (algo, limit) in &LIMITS[2..] {
+                    if algo.fits::<f32>(isa, &g) {
+                        check_large(isa, *algo, &g, *limit);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_gives_equal_bits() {
+        let run = |threads: usize, isa: Isa, algo: Algorithm, g: &Geometry| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let (x, w) = (numbers::<f32>(g.x_len(), 1).0, numbers::<f32>(g.w_len(), 2).0);
                 let dy = numbers::<f32>(g.y_len(), 3).0;
                 let (mut y, mut dx) = (vec![0.0; g.y_len()], vec![0.0; g.x_len()]);
                 let mut dw = vec![0.0; g.w_len()];
-                forward(algo, g, &x, &w, None, &mut y);
-                grad_input(algo, g, &dy, &w, &mut dx, false);
-                grad_weight(algo, g, &x, &dy, &mut dw);
+                forward(isa, algo, g, (&x, &w, None), &mut y);
+                grad_input(isa, algo, g, (&dy, &w), &mut dx, false);
+                grad_weight(isa, algo, g, (&x, &dy), &mut dw);
                 [y, dx, dw].map(|v| v.into_iter().map(f32::to_bits).collect::<Vec<_>>())
             })
         };
         let g = geometry([9, 12, 12], [48, 80], [3, 3], [1, 1], [1, 1], 1);
-        let mut algorithms = vec![Algorithm::Portable];
-        if Isa::detect() == Isa::Avx512 {
-            algorithms.extend([Algorithm::Direct, Algorithm::Winograd2, Algorithm::Winograd4]);
-        }
-        for algo in algorithms {
-            let one = run(1, algo, &g);
-            for threads in [2, 3] {
-                assert!(one == run(threads, algo, &g), "{algo:?}");
+        for isa in Isa::available() {
+            for (algo, _) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(isa, &g)) {
+                let one = run(1, isa, algo, &g);
+                for threads in [2, 3, 7, 64] {
+                    assert!(one == run(threads, isa, algo, &g), "{isa:?} {algo:?} on {threads} threads");
+                }
             }
         }
     }

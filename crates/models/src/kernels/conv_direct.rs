@@ -4,7 +4,7 @@
 //! and tap give the input pixel to read, or a row of zeros outside the image. No column matrix, no padded copy.
 //! The weight gradient sums outer products over runs of pixels that a tap sees without leaving the image.
 use super::conv::Geometry;
-use super::simd::{Into, PANEL, lanes, panels_of_transposed};
+use super::simd::{Avx512, Into, PANEL, lanes, panels_of_transposed};
 use super::{Buf, Shared, add_assign, par};
 use rayon::prelude::*;
 use std::arch::x86_64::*;
@@ -136,11 +136,11 @@ impl Block {
 
 /// The weights as right-hand matrices: `[group][panel of 64 columns][tap][row][64]`, padded with zeros. Rows are
 /// input and columns output channels of the forward pass, or the reverse.
-fn pack(g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
+fn pack(proof: Avx512, g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
     let (ci, co, taps) = (g.cig(), g.cog(), g.taps());
     let (k, n) = if transposed { (co, ci) } else { (ci, co) };
     if taps == 1 && g.groups == 1 && !transposed {
-        return panels_of_transposed((n, k), (w, k));
+        return panels_of_transposed(proof, (n, k), (w, k));
     }
     let panels = n.div_ceil(PANEL);
     let mut packed = Buf::dirty(g.groups * panels * taps * k * PANEL);
@@ -162,9 +162,9 @@ fn pack(g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
     packed
 }
 
-pub fn forward(g: &Geometry, x: &[f32], w: &[f32], y: &mut [f32], add: bool) {
+pub fn forward(proof: Avx512, g: &Geometry, x: &[f32], w: &[f32], y: &mut [f32], add: bool) {
     let (k, n, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    let packed = pack(g, w, false);
+    let packed = pack(proof, g, w, false);
     let zeros = Buf::<f32>::zeros(k);
     let (oh, ow) = (g.oh(), g.ow());
     let pixels = g.n * oh * ow;
@@ -196,7 +196,7 @@ pub fn forward(g: &Geometry, x: &[f32], w: &[f32], y: &mut [f32], add: bool) {
         }
         let tap_of = |i: usize| packed[(group * panels * taps + i) * k * PANEL..].as_ptr();
         block.b.extend((0..panels * taps).map(tap_of));
-        // SAFETY: `Algorithm::choose` has seen AVX-512; tasks have pixels or groups of their own.
+        // SAFETY: AVX-512F is proved; tasks have pixels or groups of their own.
         unsafe { block.multiply(taps, k, n, add) };
     });
 }
@@ -211,9 +211,9 @@ fn taps_of_residue(kernel: usize, stride: usize, pad: usize, r: usize) -> Vec<(u
         .collect()
 }
 
-pub fn grad_input(g: &Geometry, dy: &[f32], w: &[f32], dx: &mut [f32], add: bool) {
+pub fn grad_input(proof: Avx512, g: &Geometry, dy: &[f32], w: &[f32], dx: &mut [f32], add: bool) {
     let (k, n, all, kw) = (g.cog(), g.cig(), g.taps(), g.kernel[1]);
-    let packed = pack(g, w, true);
+    let packed = pack(proof, g, w, true);
     let zeros = Buf::<f32>::zeros(k);
     let (oh, ow) = (g.oh(), g.ow());
     let panels = n.div_ceil(PANEL);
@@ -272,7 +272,7 @@ pub fn grad_input(g: &Geometry, dy: &[f32], w: &[f32], dx: &mut [f32], add: bool
                         }
                     }
                 }
-                // SAFETY: `Algorithm::choose` has seen AVX-512; tasks have pixels or groups of their own.
+                // SAFETY: AVX-512F is proved; tasks have pixels or groups of their own.
                 unsafe { block.multiply(taps, k, n, add) };
             });
         }
@@ -337,7 +337,7 @@ unsafe fn outer<const MR: usize, const NV: usize>(
 /// Tasks that the weight gradient is cut into at least, whatever the number of threads.
 const TASKS: usize = 32;
 
-pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
     let (ci, co, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
     // Vectors run over the side with more channels. A task owns a panel of 64 of them and all rows.
     let wide_out = co >= ci;
@@ -413,7 +413,7 @@ pub fn grad_weight(g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
                     let (x_step, dy_step) = (g.stride[1] * g.ci, g.co);
                     let (a_step, b_step) = if wide_out { (x_step, dy_step) } else { (dy_step, x_step) };
                     let b_step = if packed { PANEL } else { b_step };
-                    // SAFETY: `Algorithm::choose` has seen AVX-512; the runs lie inside x, dy and the panel.
+                    // SAFETY: AVX-512F is proved; the runs lie inside x, dy and the panel.
                     unsafe { outer_block(&runs, (a_step, b_step), to, (rows, width)) };
                 }
             }

@@ -69,7 +69,7 @@ pub fn forward<T: Real>(g: &Geometry, x: &[T], w: &[T], y: &mut [T], add: bool) 
             let rows = y.len() / g.co;
             im2col(g, x, group, &mut col[..rows * kk]);
             let (a, b) = (Mat::new(&col, rows, kk), Mat::new(&wt, kk, n));
-            gemm(Isa::Portable, a, b, &mut y[group * n..], g.co, add);
+            gemm(Isa::PORTABLE, a, b, &mut y[group * n..], g.co, add);
         }
     }
 }
@@ -86,7 +86,7 @@ pub fn grad_weight<T: Real>(g: &Geometry, x: &[T], dy: &[T], dw: &mut [T]) {
             let rows = dy.len() / g.co;
             im2col(g, x, group, &mut col[..rows * kk]);
             let b = Mat::strided(&dy[group * n..], rows, n, g.co);
-            gemm(Isa::Portable, Mat::new(&col, rows, kk).t(), b, &mut dwt, n, i > 0);
+            gemm(Isa::PORTABLE, Mat::new(&col, rows, kk).t(), b, &mut dwt, n, i > 0);
         }
         for o in 0..n {
             for i in 0..k {
@@ -113,7 +113,7 @@ pub fn grad_input<T: Real>(g: &Geometry, dy: &[T], w: &[T], dx: &mut [T], add: b
         for (dy, dx) in dys.zip(dx.chunks_mut(images * g.h * g.w * g.ci)) {
             let rows = dy.len() / g.co;
             let a = Mat::strided(&dy[group * n..], rows, n, g.co);
-            gemm(Isa::Portable, a, Mat::new(&wt, kk, n).t(), &mut col[..rows * kk], kk, false);
+            gemm(Isa::PORTABLE, a, Mat::new(&wt, kk, n).t(), &mut col[..rows * kk], kk, false);
             let out = Shared::new(dx);
             (0..rows / pixels).into_par_iter().for_each(|image| {
                 let len = g.h * g.w * g.ci;

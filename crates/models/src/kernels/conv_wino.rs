@@ -11,7 +11,7 @@
 //! Channels are innermost, so the transforms are plain vector additions over 16 channels at a time, and weights
 //! are gathered from and scattered to PyTorch's order inside their own transforms. Work is cut by shape only.
 use super::conv::Geometry;
-use super::simd::{Into, PANEL, lanes, sgemm};
+use super::simd::{Avx512, Into, PANEL, lanes, sgemm};
 use super::{Buf, Shared, par};
 use std::arch::x86_64::*;
 
@@ -393,7 +393,7 @@ impl Weights<'_> {
     }
 
     /// All of U in panels: column panel `j` of position ξ starts at `ξ plane + j k 64`. Returns U and `plane`.
-    fn transform_all<const T: usize>(&self) -> (Buf<f32>, usize) {
+    fn transform_all<const T: usize>(&self, _: Avx512) -> (Buf<f32>, usize) {
         let (k, panels) = (self.k, self.n.div_ceil(PANEL));
         let plane = panels * k * PANEL + SKEW;
         let mut u = Buf::dirty(T * T * plane);
@@ -401,7 +401,7 @@ impl Weights<'_> {
         let blocks = k.div_ceil(PANEL);
         par(blocks * panels, |task| {
             let (kb, j) = (task % blocks * PANEL, task / blocks);
-            // SAFETY: every task writes rows and a panel of its own.
+            // SAFETY: AVX-512F is proved; every task writes rows and a panel of its own.
             unsafe {
                 let to = out.at((j * k + kb) * PANEL);
                 self.transform::<T>((kb, k.min(kb + PANEL)), j * PANEL, to, plane);
@@ -416,6 +416,7 @@ const U_IN_L2: usize = 3 << 20;
 
 /// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
 pub fn conv<const T: usize, const M: usize>(
+    proof: Avx512,
     shape: &Geometry,
     pass: Pass,
     x: &[f32],
@@ -436,7 +437,7 @@ pub fn conv<const T: usize, const M: usize>(
     let weights = Weights { w, k, n, pass };
     let tiles = shape.n * th * tw;
     let y = Shared::new(y);
-    let job = Job { input, output, weights, tiles, x, y, add };
+    let job = Job { proof, input, output, weights, tiles, x, y, add };
     if T * T * k * n * 4 <= U_IN_L2 {
         job.blocks_of_tiles::<T, M>();
     } else if tiles > 128 {
@@ -447,6 +448,7 @@ pub fn conv<const T: usize, const M: usize>(
 }
 
 struct Job<'a> {
+    proof: Avx512,
     input: Tiling,
     output: Tiling,
     weights: Weights<'a>,
@@ -461,7 +463,7 @@ impl Job<'_> {
     fn blocks_of_tiles<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
         let (kp, np) = (k.next_multiple_of(16), n.next_multiple_of(16));
-        let (u, u_plane) = self.weights.transform_all::<T>();
+        let (u, u_plane) = self.weights.transform_all::<T>(self.proof);
         // V and M of a block together fill half of L2; whole register tiles of 12 rows. Few tiles make smaller blocks, so
         // that every thread gets some.
         let block = (700_000 / (xi * (kp + np) * 4)).max(12) / 12 * 12;
@@ -499,7 +501,7 @@ impl Job<'_> {
     fn positions<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
         let (kp, np) = (k.next_multiple_of(16), n.next_multiple_of(16));
-        let (u, u_plane) = self.weights.transform_all::<T>();
+        let (u, u_plane) = self.weights.transform_all::<T>(self.proof);
         let sweep = 512.min(self.tiles);
         let (v_plane, m_plane) = (sweep * kp + SKEW, sweep * np + SKEW);
         let (mut v, mut m) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * m_plane));
@@ -583,7 +585,13 @@ impl Job<'_> {
 }
 
 /// dw = the gradient of the weights.
-pub fn grad_weight<const T: usize, const M: usize>(shape: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn grad_weight<const T: usize, const M: usize>(
+    _: Avx512,
+    shape: &Geometry,
+    x: &[f32],
+    dy: &[f32],
+    dw: &mut [f32],
+) {
     let (k, n, xi) = (shape.ci, shape.co, T * T);
     let (th, tw) = (shape.oh().div_ceil(M), shape.ow().div_ceil(M));
     let tiles = shape.n * th * tw;

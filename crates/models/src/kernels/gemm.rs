@@ -61,6 +61,9 @@ pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, ad
 pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
     let len = a.rows * b.cols;
     let mut c: Vec<T> = Vec::with_capacity(len);
+    if super::buffer::poisoned() {
+        c.resize(len, T::from_f64(f64::NAN));
+    }
     // SAFETY: `c` has room for `len` elements, every one of which is written and none of which is read before.
     unsafe {
         multiply(isa, a, b, (c.as_mut_ptr(), b.cols), false);
@@ -83,19 +86,21 @@ unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, (c, ldc): (*mut T, u
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if isa.of::<T>() == Isa::Avx512 && fits(m, n, k) {
+    if let Some(proof) = isa.avx512::<T>()
+        && fits(m, n, k)
+    {
         let (am, cm) = ((super::as_f32(a.data), a.rs, a.cs), (c.cast::<f32>(), ldc));
         if b.cs == 1 {
             let bm = (super::as_f32(b.data), b.rs, super::simd::PANEL);
             // SAFETY: the constructors of `Mat` have checked A and B, the caller promises C, and T is f32.
-            return unsafe { blocked((m, n, k), am, bm, cm, add) };
+            return unsafe { blocked(proof, (m, n, k), am, bm, cm, add) };
         }
         // Turning B costs as much as a few rows of the product.
         if b.rs == 1 && m >= 16 {
-            let packed = super::simd::panels_of_transposed((n, k), (super::as_f32(b.data), b.cs));
+            let packed = super::simd::panels_of_transposed(proof, (n, k), (super::as_f32(b.data), b.cs));
             let bm = (&*packed, super::simd::PANEL, k * super::simd::PANEL);
             // SAFETY: as above.
-            return unsafe { blocked((m, n, k), am, bm, cm, add) };
+            return unsafe { blocked(proof, (m, n, k), am, bm, cm, add) };
         }
     }
     let _ = isa;
@@ -136,9 +141,10 @@ fn fits(m: usize, n: usize, k: usize) -> bool {
 /// The AVX-512 kernel over blocks of rows and panels of 64 columns.
 ///
 /// # Safety
-/// AVX-512F is there, the three matrices are valid for those strides, and C overlaps neither A nor B.
+/// The three matrices are valid for those strides, and C overlaps neither A nor B.
 #[cfg(target_arch = "x86_64")]
 unsafe fn blocked(
+    _: super::simd::Avx512,
     (m, n, k): (usize, usize, usize),
     (a, rsa, csa): (&[f32], usize, usize),
     (b, ldb, panel): (&[f32], usize, usize),

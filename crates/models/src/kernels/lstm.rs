@@ -104,8 +104,8 @@ pub(crate) fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved
     let (x, w) = (Mat::new(layer.x, rows, input), Mat::new(layer.w_ih, width, input));
     gemm(isa, x, w.t(), &mut saved.gates, width, false);
     #[cfg(target_arch = "x86_64")]
-    if isa.of::<T>() == Isa::Avx512 {
-        avx512::forward(layer, &mut saved, y);
+    if let Some(proof) = isa.avx512::<T>() {
+        avx512::forward(proof, layer, &mut saved, y);
         return saved;
     }
     let dropped = dropped(layer);
@@ -140,13 +140,10 @@ pub(crate) fn backward<T: Real>(
     let (rows, width, state) = (steps * batch, 4 * hidden, batch * hidden);
     assert_eq!([y.len(), dy.len(), saved.cells.len()], [rows * hidden; 3]);
     #[cfg(target_arch = "x86_64")]
-    let fast = isa.of::<T>() == Isa::Avx512;
+    let done = isa.avx512::<T>().map(|proof| avx512::backward(proof, layer, &mut saved, dy)).is_some();
     #[cfg(not(target_arch = "x86_64"))]
-    let fast = false;
-    if fast {
-        #[cfg(target_arch = "x86_64")]
-        avx512::backward(layer, &mut saved, dy);
-    } else {
+    let done = false;
+    if !done {
         let dropped = dropped(layer);
         let w = Mat::new(dropped.as_deref().unwrap_or(layer.w_hh), width, hidden);
         let (mut dh, mut dc) = (Buf::dirty(state), Buf::zeros(state));

@@ -2,7 +2,8 @@
 //!
 //! Every kernel cuts its work by shape, never by thread count, and sums in a fixed order: the bits of a result
 //! do not depend on the number of threads. A kernel takes the instruction set as an argument ([`Isa`]); callers pass
-//! [`Isa::detect`], tests pass each of [`Isa::available`].
+//! [`Isa::detect`], tests pass each of [`Isa::available`]. There is no other way to come by one, so that to hold it proves
+//! that the CPU has it.
 pub(crate) mod batch_norm;
 pub(crate) mod buffer;
 pub(crate) mod conv;
@@ -27,10 +28,14 @@ use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
 
-/// The instruction set a kernel is compiled for, poorest first. Large matrix products that are not our own go to the
+/// An instruction set that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Isa(Level);
+
+/// The instruction sets a kernel is compiled for, poorest first. Large matrix products that are not our own go to the
 /// `gemm` crate, which has its own run-time dispatch (AVX-512, AVX2, NEON, …).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
+pub enum Level {
     /// Plain Rust for the target's least CPU.
     Portable,
     /// Plain Rust in vectors of eight with fused multiply-add.
@@ -40,47 +45,63 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// What every CPU has.
+    pub const PORTABLE: Self = Self(Level::Portable);
+
     /// The best one this CPU has, or the one that the variable `TAPER_ISA` names (`avx2`, `portable`) to try out what
     /// other machines do.
     pub fn detect() -> Self {
         static DETECTED: OnceLock<Isa> = OnceLock::new();
         *DETECTED.get_or_init(|| {
             let wanted = match std::env::var("TAPER_ISA").as_deref() {
-                Ok("portable") => Isa::Portable,
-                Ok("avx2") => Isa::Avx2,
-                _ => Isa::Avx512,
+                Ok("portable") => Level::Portable,
+                Ok("avx2") => Level::Avx2,
+                _ => Level::Avx512,
             };
-            Self::best().min(wanted)
+            Self(Self::best().min(wanted))
         })
     }
 
-    fn best() -> Self {
+    fn best() -> Level {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return if is_x86_feature_detected!("avx512f") { Isa::Avx512 } else { Isa::Avx2 };
+            return if is_x86_feature_detected!("avx512f") { Level::Avx512 } else { Level::Avx2 };
         }
-        Isa::Portable
+        Level::Portable
     }
 
     /// All that this CPU has.
     #[cfg(test)]
     pub fn available() -> Vec<Self> {
         let best = Self::best();
-        [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= best).collect()
+        let all = [Level::Portable, Level::Avx2, Level::Avx512];
+        all.into_iter().filter(|level| *level <= best).map(Self).collect()
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self {
-            Isa::Portable => "portable",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
+        match self.0 {
+            Level::Portable => "portable",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
         }
     }
 
     /// `self` where the element type has kernels for it: only f32 has any beyond the portable ones.
     pub fn of<T: Real>(self) -> Self {
-        if T::IS_F32 { self } else { Isa::Portable }
+        if T::IS_F32 { self } else { Isa::PORTABLE }
+    }
+
+    /// Which one it is.
+    pub fn level(self) -> Level {
+        self.0
+    }
+
+    /// Proof of AVX-512F, where this is AVX-512 and `T` has kernels for it.
+    #[cfg(target_arch = "x86_64")]
+    pub fn avx512<T: Real>(self) -> Option<simd::Avx512> {
+        // SAFETY: an `Isa` of this level exists only where AVX-512F was detected.
+        (self.of::<T>().0 == Level::Avx512).then(|| unsafe { simd::Avx512::new() })
     }
 }
 
@@ -196,7 +217,18 @@ impl<T> Shared<T> {
         unsafe { self.0.add(i) }
     }
 
-    /// Elements `start..start + len`.
+    /// Elements `start..start + len`, to be read.
+    ///
+    /// # Safety
+    /// The range lies within the slice, and nobody writes it while the result lives.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub unsafe fn read<'a>(self, start: usize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0.add(start), len) }
+    }
+
+    /// Elements `start..start + len`, to be written.
     ///
     /// # Safety
     /// The range lies within the slice, and nobody else touches it while the result lives.
@@ -221,12 +253,12 @@ pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
         fn medium<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
-        match isa {
-            // SAFETY: whoever passes it has detected it.
-            Isa::Avx512 => return unsafe { wide(f) },
+        match isa.level() {
+            // SAFETY: to hold it proves that it was detected.
+            Level::Avx512 => return unsafe { wide(f) },
             // SAFETY: as above.
-            Isa::Avx2 => return unsafe { medium(f) },
-            Isa::Portable => {}
+            Level::Avx2 => return unsafe { medium(f) },
+            Level::Portable => {}
         }
     }
     let _ = isa;

@@ -15,12 +15,12 @@ macro_rules! multiversion {
                 fn avx512($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
-                match isa {
-                    // SAFETY: whoever passes it has detected it, with AVX2 and FMA.
-                    $crate::kernels::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                match isa.level() {
+                    // SAFETY: to hold it proves that it was detected, with AVX2 and FMA.
+                    $crate::kernels::Level::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    $crate::kernels::Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::kernels::Isa::Portable => {}
+                    $crate::kernels::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::kernels::Level::Portable => {}
                 }
             }
             let _ = isa;

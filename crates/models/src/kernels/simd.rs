@@ -2,9 +2,21 @@
 //!
 //! A is broadcast from memory, element by element, so it needs no packing while its lines stay in the L1 cache,
 //! and a transposed A is only a change of strides. B must have contiguous rows of at least the tile's width.
-//! Everything here requires AVX-512F; callers check [`Isa`](super::Isa).
+//! Everything here requires AVX-512F: safe functions take the proof of it, [`Avx512`].
 use super::{Buf, Shared, par};
 use std::arch::x86_64::*;
+
+/// Proof that this CPU has AVX-512F, from [`Isa::avx512`](super::Isa::avx512).
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The CPU has AVX-512F, and AVX2 and FMA with it.
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+}
 
 /// Columns of a full register tile: four vectors.
 pub const PANEL: usize = 64;
@@ -157,9 +169,7 @@ pub unsafe fn sgemm(
 
 /// The panels of B for [`sgemm`] from its transpose: `n` rows of `k` numbers, rows `stride` apart. Row `p` of panel `j`
 /// lies at `(j k + p) 64`; of columns beyond `n` those in the same 16 are zero, the others are not written.
-///
-/// Whoever calls this has seen AVX-512.
-pub fn panels_of_transposed((n, k): (usize, usize), (rows, stride): (&[f32], usize)) -> Buf<f32> {
+pub fn panels_of_transposed(_: Avx512, (n, k): (usize, usize), (rows, stride): (&[f32], usize)) -> Buf<f32> {
     assert!(n == 0 || k == 0 || rows.len() >= (n - 1) * stride + k, "matrix beyond its slice");
     let mut packed = Buf::dirty(n.div_ceil(PANEL) * k * PANEL);
     let out = Shared::new(&mut packed);
@@ -170,7 +180,7 @@ pub fn panels_of_transposed((n, k): (usize, usize), (rows, stride): (&[f32], usi
         let height = (n - n0).min(16);
         for p in (0..k).step_by(16) {
             let width = (k - p).min(16);
-            // SAFETY: the block lies inside both matrices; tasks write columns of their own.
+            // SAFETY: AVX-512F is proved; the block lies inside both matrices; tasks write columns of their own.
             unsafe {
                 if height == 16 && width == 16 {
                     transpose16(rows.as_ptr().add(n0 * stride + p), stride, out.at(to + p * PANEL), PANEL);

@@ -74,9 +74,8 @@ mod tests {
     /// The largest relative error over 1.6 million points of ±`range`.
     fn worst(range: f64, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> f64 {
         let points = (-800_000..800_000).map(|i| (range * (f64::from(i) + 0.5) / 8e5) as f32);
-        points
-            .map(|x| ((f64::from(f(x)) - exact(f64::from(x))) / exact(f64::from(x))).abs())
-            .fold(0.0, f64::max)
+        let shares: Vec<f64> = points.map(|x| f64::from(f(x)) / exact(f64::from(x))).collect();
+        crate::replay::largest_difference(&shares, &vec![1.0; shares.len()])
     }
 
     #[test]

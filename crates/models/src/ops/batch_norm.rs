@@ -1,14 +1,12 @@
 //! Batch normalisation, with what usually follows it.
 use super::feature_map::{Element, FeatureMap, Host, check_param};
 use super::with_slice;
-use crate::backward::deliver;
 use crate::kernels::batch_norm::{Affine, Gate, Gradient, Moments, Normalized, Rows, apply, moments};
 use crate::kernels::{Buf, Isa, Real};
 use crate::{Error, Result, op_span};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use serde::{Deserialize, Serialize};
-use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 
 const OP: &str = "batch_norm";
@@ -39,12 +37,14 @@ pub struct BatchNorm {
     pub momentum: f64,
 }
 
-/// Whether statistics are those of the batch, which also move the running ones, or the running ones.
+/// Where the statistics come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statistics {
-    /// Training.
+    /// The batch, which also moves the running ones by a share of `momentum`: training.
     Batch,
-    /// Evaluation.
+    /// The batch, which also moves the running ones to their mean over all batches that were counted.
+    Cumulative,
+    /// The running ones: evaluation.
     Running,
 }
 
@@ -77,9 +77,9 @@ impl BatchNorm {
     }
 
     /// Moves the running statistics towards those of a batch of `count` pixels (unbiased variance).
-    fn track(&self, batch: &Moments, count: usize) -> Result<()> {
+    fn track(&self, batch: &Moments, count: usize, statistics: Statistics) -> Result<()> {
         let unbiased = count as f64 / (count as f64 - 1.0);
-        let share = self.share()?;
+        let share = self.share(statistics)?;
         let update = |running: &Tensor, batch: &[f64], factor: f64| -> Result<()> {
             let old = running.to_dtype(DType::F64)?.to_vec1::<f64>()?;
             let blend = |(old, new): (&f64, &f64)| (1.0 - share) * old + share * factor * new;
@@ -93,10 +93,10 @@ impl BatchNorm {
     }
 
     /// The share of the next batch in the running statistics.
-    fn share(&self) -> Result<f64> {
-        match CUMULATIVE.get() {
-            true => Ok(1.0 / (self.num_batches_tracked.to_scalar::<i64>()? as f64 + 1.0)),
-            false => Ok(self.momentum),
+    fn share(&self, statistics: Statistics) -> Result<f64> {
+        match statistics {
+            Statistics::Cumulative => Ok(1.0 / (self.num_batches_tracked.to_scalar::<i64>()? as f64 + 1.0)),
+            _ => Ok(self.momentum),
         }
     }
 
@@ -111,42 +111,24 @@ impl BatchNorm {
         Ok(Moments { mean: values(&self.running_mean)?, var: values(&self.running_var)? })
     }
 
-    fn check<T: Element>(&self, channels: usize, pixels: usize, statistics: Statistics) -> Result<()> {
-        check_param::<T>(OP, "a scale", &self.weight, &[channels])?;
-        check_param::<T>(OP, "a shift", &self.bias, &[channels])?;
-        if statistics == Statistics::Batch && pixels < 2 {
+    fn check(&self, dtype: DType, channels: usize, pixels: usize, statistics: Statistics) -> Result<()> {
+        check_param(OP, "a scale", &self.weight, dtype, &[channels])?;
+        check_param(OP, "a shift", &self.bias, dtype, &[channels])?;
+        if statistics != Statistics::Running && pixels < 2 {
             return Err(Error::Shape {
                 op: OP,
                 expected: "more than one value a channel to train".into(),
-                found: format!("{pixels}"),
+                found: format!("{pixels}: batches of at least 2, or larger images, have more"),
             });
         }
         Ok(())
     }
 }
 
-thread_local! {
-    static CUMULATIVE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// While `work` runs on this thread, running statistics are the mean over the batches counted in
-/// `num_batches_tracked`, all alike (PyTorch's `momentum=None`): how the statistics of averaged weights are gathered.
-pub fn cumulative_statistics<T>(work: impl FnOnce() -> T) -> T {
-    /// Ends it also when `work` panics.
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            CUMULATIVE.set(self.0);
-        }
-    }
-    let _before = Before(CUMULATIVE.replace(true));
-    work()
-}
-
 /// (x − mean) / σ · scale + shift, plus `residual`, then ReLU if asked for: one op, two passes over memory each
 /// way.
 ///
-/// [`Statistics::Batch`] also moves the running statistics. On devices other than the CPU this is composed of
+/// On devices other than the CPU this is composed of
 /// candle's ops.
 pub fn batch_norm(
     x: &FeatureMap,
@@ -182,12 +164,12 @@ fn single<T: Element>(
 ) -> Result<FeatureMap> {
     let isa = Isa::detect();
     let [n, h, w, c] = x.dims;
-    bn.check::<T>(c, n * h * w, statistics)?;
+    bn.check(T::DTYPE, c, n * h * w, statistics)?;
     let _span = op_span!(OP, "forward", 0, "{c} {h}x{w}");
     let moments = match statistics {
-        Statistics::Batch => {
+        Statistics::Batch | Statistics::Cumulative => {
             let batch = moments(isa, Rows::new(&x.data, c));
-            bn.track(&batch, n * h * w)?;
+            bn.track(&batch, n * h * w, statistics)?;
             batch
         }
         Statistics::Running => bn.running()?,
@@ -207,8 +189,7 @@ fn single<T: Element>(
     let output = (relu && residual.is_some()).then(|| y.clone());
     let dx_slot = x.grad.clone();
     let residual_slot = residual.filter(|r| r.tracked()).map(|r| r.grad.clone());
-    let (weight, bias) = (bn.weight.clone(), bn.bias.clone());
-    let (eps, of_batch) = (bn.eps, statistics == Statistics::Batch);
+    let (eps, of_batch) = (bn.eps, statistics != Statistics::Running);
     let y = Host::record(OP, (x.dims, y), &handle, &[&bn.weight, &bn.bias], move |mut dy| {
         let _span = op_span!(OP, "backward", 0, "{c} {h}x{w}");
         let rows = Rows::new(&input, c);
@@ -231,7 +212,7 @@ fn single<T: Element>(
                 dx_slot.add(dy);
             }
         }
-        Ok([deliver(&weight, grads.gamma)?, deliver(&bias, grads.beta)?])
+        Ok([Some(grads.gamma), Some(grads.beta)])
     })?;
     Ok(T::wrap(y))
 }
@@ -325,10 +306,10 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     let isa = Isa::detect();
     let [n, h, w, _] = xs.parts[0].0.dims;
     let channels = xs.parts.iter().map(|(x, _)| x.dims[3]).sum();
-    bn.check::<T>(channels, n * h * w, statistics)?;
+    bn.check(T::DTYPE, channels, n * h * w, statistics)?;
     let _span = op_span!(JOINED, "forward", 0, "{channels} {h}x{w}");
     let moments = match statistics {
-        Statistics::Batch => {
+        Statistics::Batch | Statistics::Cumulative => {
             let (mut mean, mut var) = (Vec::with_capacity(channels), Vec::with_capacity(channels));
             for (x, known) in xs.parts.iter().rev() {
                 let part = known.get_or_init(|| moments(isa, Rows::new(&x.data, x.dims[3])));
@@ -336,7 +317,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
                 var.extend_from_slice(&part.var);
             }
             let batch = Moments { mean, var };
-            bn.track(&batch, n * h * w)?;
+            bn.track(&batch, n * h * w, statistics)?;
             batch
         }
         Statistics::Running => bn.running()?,
@@ -350,8 +331,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     drop(rows);
 
     let slots: Vec<_> = xs.parts.iter().rev().map(|(x, _)| x.tracked().then(|| x.grad.clone())).collect();
-    let (weight, bias) = (bn.weight.clone(), bn.bias.clone());
-    let (eps, of_batch) = (bn.eps, statistics == Statistics::Batch);
+    let (eps, of_batch) = (bn.eps, statistics != Statistics::Running);
     let dims = [n, h, w, channels];
     let y = Host::record(JOINED, (dims, Arc::new(y)), &xs.handle, &[&bn.weight, &bn.bias], move |dy| {
         let _span = op_span!(JOINED, "backward", 0, "{channels} {h}x{w}");
@@ -372,7 +352,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
                 slot.add(dx);
             }
         }
-        Ok([deliver(&weight, grads.gamma)?, deliver(&bias, grads.beta)?])
+        Ok([Some(grads.gamma), Some(grads.beta)])
     })?;
     Ok(T::wrap(y))
 }
@@ -386,13 +366,14 @@ fn composed(
     statistics: Statistics,
 ) -> Result<FeatureMap> {
     let (n, h, w, c) = x.dims4()?;
+    bn.check(x.dtype(), c, n * h * w, statistics)?;
     let rows = x.reshape((n * h * w, c))?;
     let (mean, var) = match statistics {
-        Statistics::Batch => {
+        Statistics::Batch | Statistics::Cumulative => {
             let mean = rows.mean(0)?;
             let var = rows.broadcast_sub(&mean)?.sqr()?.mean(0)?;
             let unbiased = (n * h * w) as f64 / ((n * h * w) as f64 - 1.0);
-            let share = bn.share()?;
+            let share = bn.share(statistics)?;
             for (running, batch, factor) in
                 [(&bn.running_mean, &mean, 1.0), (&bn.running_var, &var, unbiased)]
             {

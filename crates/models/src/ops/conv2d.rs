@@ -1,7 +1,6 @@
 //! 2-D convolution.
 use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
 use super::with_slice;
-use crate::backward::deliver;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Isa};
@@ -80,16 +79,10 @@ impl Conv2d {
         let Some(asked) = self.algorithm else {
             return Ok(Algorithm::choose::<T>(Isa::detect(), g, self.precision == Precision::Fast));
         };
-        let possible = match asked {
-            Algorithm::Portable => true,
-            Algorithm::Direct => Isa::detect().of::<T>() == Isa::Avx512,
-            Algorithm::Winograd2 | Algorithm::Winograd4 => {
-                Isa::detect().of::<T>() == Isa::Avx512 && Algorithm::winograd_fits(g)
-            }
-        };
-        let found = || format!("{asked:?} for {g:?} in {:?}", T::DTYPE);
+        let found = || format!("{asked:?} for {g} in {} on {}", T::DTYPE.as_str(), Isa::detect().name());
         let expected = || "an algorithm for this shape, dtype and CPU".into();
-        possible.then_some(asked).ok_or_else(|| Error::Shape { op: OP, expected: expected(), found: found() })
+        let refused = || Error::Shape { op: OP, expected: expected(), found: found() };
+        asked.fits::<T>(Isa::detect(), g).then_some(asked).ok_or_else(refused)
     }
 }
 
@@ -116,18 +109,20 @@ fn forward<T: Element>(
     options: &Conv2d,
     g: Geometry,
 ) -> Result<FeatureMap> {
-    let algorithm = options.algorithm::<T>(&g)?;
-    check_param::<T>(OP, "a weight", weight, weight.dims())?;
+    let (isa, algorithm) = (Isa::detect(), options.algorithm::<T>(&g)?);
+    check_param(OP, "a weight", weight, T::DTYPE, weight.dims())?;
     let mut y = Buf::dirty(g.y_len());
     let bias_values = match bias {
         Some(bias) => {
-            check_param::<T>(OP, "a bias", bias, &[g.co])?;
+            check_param(OP, "a bias", bias, T::DTYPE, &[g.co])?;
             Some(with_slice(bias, |b: &[T]| b.to_vec())?)
         }
         None => None,
     };
     let span = op_span!(OP, "forward", g.flops(), "{g}");
-    with_slice(weight, |w: &[T]| conv::forward(algorithm, &g, &x.data, w, bias_values.as_deref(), &mut y))?;
+    with_slice(weight, |w: &[T]| {
+        conv::forward(isa, algorithm, &g, (&x.data, w, bias_values.as_deref()), &mut y)
+    })?;
     drop(span);
 
     let (input, dx) = (x.data.clone(), x.tracked().then(|| x.grad.clone()));
@@ -139,8 +134,8 @@ fn forward<T: Element>(
             true => {
                 let _span = op_span!(OP, "backward", g.flops(), "{g}");
                 let mut dw = vec![T::ZERO; g.w_len()];
-                conv::grad_weight(algorithm, &g, &input, &dy, &mut dw);
-                deliver(&weight_, dw)?
+                conv::grad_weight(isa, algorithm, &g, (&input, &dy), &mut dw);
+                Some(dw)
             }
             false => None,
         };
@@ -149,11 +144,11 @@ fn forward<T: Element>(
         if let Some(dx) = dx {
             let _span = op_span!(OP, "backward", g.flops(), "{g}");
             with_slice(&weight_, |w: &[T]| {
-                dx.add_with(g.x_len(), |dx, add| conv::grad_input(algorithm, &g, &dy, w, dx, add));
+                dx.add_with(g.x_len(), |dx, add| conv::grad_input(isa, algorithm, &g, (&dy, w), dx, add));
             })?;
         }
         let db = match bias_ {
-            Some(bias) if bias.track_op() => deliver(&bias, column_sums(&dy, g.co))?,
+            Some(bias) if bias.track_op() => Some(column_sums(&dy, g.co)),
             _ => None,
         };
         Ok([dw, db])

@@ -93,12 +93,13 @@ impl Embedding {
 
     fn backward<T: Real + WithDType>(
         &self,
+        node: &Tensor,
         weight: &Tensor,
         dy: &[T],
     ) -> candle_core::Result<Option<Tensor>> {
         let (vocabulary, features) = weight.dims2()?;
         // A tied decoder has left its part of the gradient: the rows are added to it in place.
-        let mut dw = reclaim::<T>(weight)?.unwrap_or_else(|| vec![T::ZERO; vocabulary * features]);
+        let mut dw = reclaim::<T>(node, weight)?.unwrap_or_else(|| vec![T::ZERO; vocabulary * features]);
         // A task owns a range of the vocabulary and passes over all tokens in order.
         let range = vocabulary.div_ceil(64);
         dw.par_chunks_mut(range * features).enumerate().for_each(|(i, dw)| {
@@ -112,7 +113,7 @@ impl Embedding {
                 }
             }
         });
-        deliver(weight, dw)
+        deliver(node, weight, dw)
     }
 }
 
@@ -130,11 +131,11 @@ impl CustomOp1 for Embedding {
         Ok((y, self.shape.clone()))
     }
 
-    fn bwd(&self, weight: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
+    fn bwd(&self, weight: &Tensor, y: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let _span = op_span!(OP, "backward", 0);
         match dy.dtype() {
-            DType::F64 => with_slice(dy, |dy| self.backward::<f64>(weight, dy))?,
-            _ => with_slice(dy, |dy| self.backward::<f32>(weight, dy))?,
+            DType::F64 => with_slice(dy, |dy| self.backward::<f64>(y, weight, dy))?,
+            _ => with_slice(dy, |dy| self.backward::<f32>(y, weight, dy))?,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Activations: images `[n, h, w, channels]` on their way through a network.
 use super::graph::{Slot, record};
 use super::with_slice;
+use crate::backward::deliver;
 use crate::kernels::{Buf, Real};
 use crate::{Error, Result};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, WithDType};
@@ -59,20 +60,28 @@ impl<T: Real> Host<T> {
         self.handle.track_op()
     }
 
-    /// A result: `backward` gets its gradient, and returns those of `params`.
+    /// A result: `backward` gets its gradient, and returns those of `params` that it has.
     pub(crate) fn record(
         name: &'static str,
         (dims, data): ([usize; 4], Arc<Buf<T>>),
         input: &Tensor,
         params: &[&Tensor],
-        backward: impl FnOnce(Buf<T>) -> Result<super::graph::ParameterGrads> + Send + 'static,
-    ) -> Result<Self> {
+        backward: impl FnOnce(Buf<T>) -> Result<[Option<Vec<T>>; 2]> + Send + 'static,
+    ) -> Result<Self>
+    where
+        T: WithDType,
+    {
         let grad = Slot::new();
         let gathered = grad.clone();
-        let handle = record(name, input, params, move || {
+        let owned: Vec<Tensor> = params.iter().map(|&param| param.clone()).collect();
+        let handle = record(name, input, params, move |node| {
             // candle visits a node only after a node that used it, and every use adds a gradient.
             let dy = gathered.take().ok_or(Error::BackwardTwice { op: name })?;
-            backward(dy)
+            let mut told = [None, None];
+            for ((told, param), grad) in told.iter_mut().zip(&owned).zip(backward(dy)?) {
+                *told = grad.map(|grad| deliver(node, param, grad)).transpose()?.flatten();
+            }
+            Ok(told)
         })?;
         Ok(Self { dims, data, grad, handle })
     }
@@ -185,15 +194,16 @@ macro_rules! dispatch {
 }
 pub(crate) use dispatch;
 
-/// Checks that a parameter has the op's dtype and the given shape.
-pub(crate) fn check_param<T: Element>(
+/// Checks that a parameter has the given dtype and shape.
+pub(crate) fn check_param(
     op: &'static str,
     what: &str,
     p: &Tensor,
+    dtype: DType,
     dims: &[usize],
 ) -> Result<()> {
-    if p.dtype() != T::DTYPE {
-        return Err(Error::DType { op, expected: T::DTYPE.as_str(), found: p.dtype() });
+    if p.dtype() != dtype {
+        return Err(Error::DType { op, expected: dtype.as_str(), found: p.dtype() });
     }
     if p.dims() != dims {
         return Err(Error::Shape {

@@ -52,10 +52,10 @@ impl<T: Real> Slot<T> {
     }
 }
 
-/// The gradients of an op's parameters as [`deliver`](crate::backward::deliver) left them, in the order they were
-/// recorded in.
+/// What candle is told of an op's parameters' gradients, in the order they were recorded in.
 pub(crate) type ParameterGrads = [Option<Tensor>; 2];
-type Backward = dyn FnOnce() -> Result<ParameterGrads> + Send;
+/// Gets the node it belongs to.
+type Backward = dyn FnOnce(&Tensor) -> Result<ParameterGrads> + Send;
 
 /// An op in candle's graph: from handles and parameters to a handle.
 struct Node {
@@ -69,10 +69,10 @@ impl Node {
     }
 
     /// Runs the backward pass; what it held is freed when it returns.
-    fn backward(&self) -> candle_core::Result<ParameterGrads> {
+    fn backward(&self, node: &Tensor) -> candle_core::Result<ParameterGrads> {
         let backward = self.backward.lock().unwrap_or_else(PoisonError::into_inner).take();
         let backward = backward.ok_or(Error::BackwardTwice { op: self.name })?;
-        Ok(backward()?)
+        Ok(backward(node)?)
     }
 }
 
@@ -88,8 +88,8 @@ impl CustomOp1 for Node {
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         self.forward()
     }
-    fn bwd(&self, handle: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        self.backward()?;
+    fn bwd(&self, handle: &Tensor, node: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        self.backward(node)?;
         Ok(token(handle, grad))
     }
 }
@@ -111,10 +111,10 @@ impl CustomOp2 for Node {
         &self,
         handle: &Tensor,
         _: &Tensor,
-        _: &Tensor,
+        node: &Tensor,
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [a, _] = self.backward()?;
+        let [a, _] = self.backward(node)?;
         Ok((token(handle, grad), a))
     }
 }
@@ -139,10 +139,10 @@ impl CustomOp3 for Node {
         handle: &Tensor,
         _: &Tensor,
         _: &Tensor,
-        _: &Tensor,
+        node: &Tensor,
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [a, b] = self.backward()?;
+        let [a, b] = self.backward(node)?;
         Ok((token(handle, grad), a, b))
     }
 }
@@ -153,7 +153,7 @@ pub(crate) fn record(
     name: &'static str,
     handle: &Tensor,
     params: &[&Tensor],
-    backward: impl FnOnce() -> Result<ParameterGrads> + Send + 'static,
+    backward: impl FnOnce(&Tensor) -> Result<ParameterGrads> + Send + 'static,
 ) -> Result<Tensor> {
     let node = Node { name, backward: Mutex::new(Some(Box::new(backward))) };
     Ok(match params {

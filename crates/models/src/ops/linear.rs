@@ -151,9 +151,10 @@ impl Linear {
         let _span = op_span!(OP, "backward", 2 * products * m * n * k, "{k}-{n}");
         let from = |g: &[T]| {
             let gm = Mat::new(g, m, n);
-            let dx = want_x.then(|| deliver(x, with_slice(w, |w| product(isa, gm, Mat::new(w, n, k)))?));
-            let dw = want_w.then(|| deliver(w, with_slice(x, |x| product(isa, gm.t(), Mat::new(x, m, k)))?));
-            let db = b.filter(|_| want_b).map(|b| deliver(b, column_sums(g, n)));
+            let dx = want_x.then(|| deliver(y, x, with_slice(w, |w| product(isa, gm, Mat::new(w, n, k)))?));
+            let dw =
+                want_w.then(|| deliver(y, w, with_slice(x, |x| product(isa, gm.t(), Mat::new(x, m, k)))?));
+            let db = b.filter(|_| want_b).map(|b| deliver(y, b, column_sums(g, n)));
             Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
         };
         match self.act {

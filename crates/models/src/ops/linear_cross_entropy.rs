@@ -102,7 +102,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         x: &Tensor,
         w: &Tensor,
         b: &Tensor,
-        _: &Tensor,
+        node: &Tensor,
         upstream: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (n, (c, k)) = (self.rows.len(), w.dims2()?);
@@ -123,10 +123,11 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
             }
             v
         };
-        let dx = want_x.then(|| deliver(x, scaled(with_slice(w, |w| product(isa, g, Mat::new(w, c, k)))?)));
-        let dw =
-            want_w.then(|| deliver(w, scaled(with_slice(x, |x| product(isa, g.t(), Mat::new(x, n, k)))?)));
-        let db = want_b.then(|| deliver(b, scaled(column_sums(&gradient, c))));
+        let dx =
+            want_x.then(|| deliver(node, x, scaled(with_slice(w, |w| product(isa, g, Mat::new(w, c, k)))?)));
+        let dw = want_w
+            .then(|| deliver(node, w, scaled(with_slice(x, |x| product(isa, g.t(), Mat::new(x, n, k)))?)));
+        let db = want_b.then(|| deliver(node, b, scaled(column_sums(&gradient, c))));
         Ok((dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()))
     }
 }

@@ -220,14 +220,14 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
             })
         })?????;
         let dbias = |bias: &Tensor| match &grads.bias {
-            Some(grad) if bias.track_op() => deliver(bias, grad.clone()),
+            Some(grad) if bias.track_op() => deliver(y, bias, grad.clone()),
             _ => Ok(None),
         };
         let (db_ih, db_hh) = (dbias(&self.b_ih)?, dbias(&self.b_hh)?);
-        let dw_hh = grads.w_hh.map(|grad| deliver(&self.w_hh, grad)).transpose()?.flatten();
+        let dw_hh = grads.w_hh.map(|grad| deliver(y, &self.w_hh, grad)).transpose()?.flatten();
         self.bundle.leave([dw_hh, db_ih, db_hh]);
-        let dx = grads.x.map(|grad| deliver(x, grad)).transpose()?.flatten();
-        let dw_ih = grads.w_ih.map(|grad| deliver(w_ih, grad)).transpose()?.flatten();
+        let dx = grads.x.map(|grad| deliver(y, x, grad)).transpose()?.flatten();
+        let dw_ih = grads.w_ih.map(|grad| deliver(y, w_ih, grad)).transpose()?.flatten();
         Ok((dx, dw_ih, Some(Bundle::token()?)))
     }
 }

@@ -20,10 +20,7 @@ mod relu;
 
 pub use crate::kernels::conv::Algorithm;
 pub use activity::{mean_square, mean_square_change};
-pub use batch_norm::{
-    BatchNorm, Features, Joined, ScaleInit, Statistics, batch_norm, batch_norm_features,
-    cumulative_statistics,
-};
+pub use batch_norm::{BatchNorm, Features, Joined, ScaleInit, Statistics, batch_norm, batch_norm_features};
 pub use conv2d::{Conv2d, Precision, conv2d};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
 pub use dropout::{Mask, dropout, locked_dropout, masked};

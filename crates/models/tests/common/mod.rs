@@ -1,10 +1,12 @@
 //! Shared by the tests of the ops; no test uses all of it.
 #![allow(dead_code)]
 use candle_core::{DType, Device, Tensor, Var};
+use taper_models::replay::relative_difference;
 use taper_models::rng::Rng;
 
 /// A variable of numbers from U(−½, ½).
 pub fn var(name: &str, dims: &[usize]) -> Var {
+    taper_models::poison_uncleared_memory();
     let mut rng = Rng::new(11, "test", name, 0);
     let values: Vec<f64> = (0..dims.iter().product()).map(|_| rng.uniform() - 0.5).collect();
     Var::from_vec(values, dims, &Device::Cpu).unwrap()
@@ -50,8 +52,6 @@ pub fn check_gradients(name: &str, vars: &[&Var], f: impl Fn() -> Tensor) {
 pub fn near(name: &str, found: &Tensor, expected: &Tensor, limit: f64) {
     assert_eq!(found.dims(), expected.dims(), "{name}");
     let (found, expected) = (values(found), values(expected));
-    let top = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
-    for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
-        assert!((a - b).abs() <= limit * top, "{name} at {i}: {a} against {b}");
-    }
+    let error = relative_difference(&found, &expected);
+    assert!(error <= limit, "{name}: off by {error:e}");
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use taper_models::lstm::{LanguageModel, LstmConfig, Masks};
 use taper_models::ops::{Activation, Mask, cross_entropy, linear};
 use taper_models::registry::Config;
+use taper_models::replay::largest_difference;
 use taper_models::{Mode, Model, Params, Result, Task};
 
 struct Golden {
@@ -30,7 +31,7 @@ impl Golden {
     fn close(&self, name: &str, got: &Tensor, limit: f64) {
         let (got, want) = (values(got), values(self.get(name)));
         assert_eq!(got.len(), want.len(), "{} {name}", self.file);
-        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let worst = largest_difference(&got, &want);
         assert!(worst <= limit, "{} {name}: off by {worst:e}", self.file);
     }
 
@@ -54,6 +55,7 @@ fn folder() -> PathBuf {
 }
 
 fn goldens(model: &str) -> Vec<Golden> {
+    taper_models::poison_uncleared_memory();
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).collect();
     files.retain(|p| {
         let name = p.file_name().unwrap().to_string_lossy();

@@ -121,3 +121,33 @@ fn bad_input_and_bad_configurations_are_named() -> Result<()> {
     assert!(serde_json::from_str::<LstmConfig>(r#"{"layer": 2}"#).unwrap_err().to_string().contains("layer"));
     Ok(())
 }
+
+/// A bigram model that has logits and leaves the loss to the trait.
+struct Bigrams(Tensor);
+
+impl Model for Bigrams {
+    fn logits(&mut self, input: &Tensor, _: Mode) -> Result<Tensor> {
+        Ok(self.0.index_select(&input.flatten_all()?, 0)?)
+    }
+}
+
+#[test]
+fn a_model_of_text_need_not_write_its_loss() -> Result<()> {
+    let mut model = Bigrams(Tensor::zeros((VOCAB, VOCAB), DType::F64, &Device::Cpu)?);
+    let loss = model.loss(&tokens(4, 3, 0), &tokens(4, 3, 1), Mode::Eval)?;
+    assert!((values(&loss.nll)[0] - (VOCAB as f64).ln()).abs() < 1e-14); // twelve equal terms
+    Ok(())
+}
+
+#[test]
+fn gradients_end_at_candles_fused_layer_norm_as_the_documentation_says() -> Result<()> {
+    let params = Params::new(1);
+    let norm = candle_nn::layer_norm(4, 1e-5, params.builder(DType::F32, &Device::Cpu))?;
+    let x = var("x", &[2, 4]).to_dtype(DType::F32)?;
+    let found = taper_models::backward(&candle_nn::Module::forward(&norm, &x)?.sum_all()?)?;
+    assert!(params.vars().iter().all(|(_, v)| found.get(v).is_none()));
+    let (weight, bias) = (norm.weight(), norm.bias().expect("layer_norm has one"));
+    let slow = candle_nn::ops::layer_norm_slow(&x, weight, bias, 1e-5)?.sum_all()?;
+    assert!(params.vars().iter().all(|(_, v)| taper_models::backward(&slow).unwrap().get(v).is_some()));
+    Ok(())
+}

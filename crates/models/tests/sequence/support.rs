@@ -1,10 +1,12 @@
 //! Numbers to test with, finite differences, threads.
 use candle_core::{DType, Device, Tensor, Var};
 use taper_models::Result;
+use taper_models::replay::{largest_difference, relative_difference};
 use taper_models::rng::Rng;
 
 /// Standard normal numbers in f64, different for every `name`.
 pub fn normal(name: &str, shape: &[usize]) -> Tensor {
+    taper_models::poison_uncleared_memory();
     let mut rng = Rng::new(1, "test", name, 0);
     let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.normal()).collect();
     Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
@@ -25,12 +27,16 @@ pub fn values(t: &Tensor) -> Vec<f64> {
     t.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// The largest absolute difference, over the largest magnitude of `b`.
+/// The largest absolute difference, over the largest magnitude of `b`; infinite where there is a NaN.
 pub fn relative_error(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.dims(), b.dims());
-    let (a, b) = (values(a), values(b));
-    let largest = b.iter().fold(f64::MIN_POSITIVE, |m, v| m.max(v.abs()));
-    a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / largest
+    relative_difference(&values(a), &values(b))
+}
+
+#[test]
+fn a_nan_is_no_agreement() {
+    let (nan, one) = (Tensor::new(&[f64::NAN, 1.0], &Device::Cpu).unwrap(), normal("one", &[2]));
+    assert!(relative_error(&nan, &one).is_infinite());
 }
 
 /// Compares every gradient of `loss` (f64) with a five-point difference quotient.
@@ -44,7 +50,7 @@ pub fn check_gradients(what: &str, vars: &[&Var], loss: impl Fn() -> Result<Tens
         let (start, scale) = (values(var), grad.iter().fold(1f64, |m, g| m.max(g.abs())));
         // Our backward pass may add the parts of a gradient in another order than candle's.
         let plain = values(plain.get(var).unwrap());
-        let apart = grad.iter().zip(&plain).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let apart = largest_difference(&grad, &plain);
         assert!(apart <= 1e-14 * scale, "{what}: candle's backward differs by {apart:e} at operand {which}");
         let at = |i: usize, d: f64| {
             let mut moved = start.clone();

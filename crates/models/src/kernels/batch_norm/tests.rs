@@ -28,6 +28,6 @@ fn run(isa: Isa) -> Vec<u64> {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    let portable = run(Isa::Portable);
+    let portable = run(Isa::PORTABLE);
     assert!(Isa::available().into_iter().all(|isa| run(isa) == portable));
 }

@@ -4,7 +4,7 @@
 //! the last-level cache in every step at about half a byte a multiply-add for a batch of 20, so the product stays
 //! bound by arithmetic as long as the loads run ahead. Blocks of 96 rows of a panel (24 KB) are swept from L1 by
 //! all groups of rows, while each group prefetches its share of the next block.
-use super::super::simd::{lanes, transpose16};
+use super::super::simd::{Avx512, lanes, transpose16};
 use super::super::{Buf, Real, Shared, as_f32, as_f32_mut, par};
 use super::{Dims, Kept, Layer, Saved, activate_units, differentiate_units};
 use rayon::prelude::*;
@@ -137,11 +137,11 @@ fn copy_kept(out: &mut [f32], w: &[f32], kept: Option<Kept>, from: usize) {
 }
 
 /// Forward panels: row `k` of panel `u` holds, gate by gate, column `k` of the weights of units `16u..16u + 16`.
-fn pack_gates(w: &[f32], kept: Option<Kept>, hidden: usize) -> Buf<f32> {
+fn pack_gates(_: Avx512, w: &[f32], kept: Option<Kept>, hidden: usize) -> Buf<f32> {
     let panels = hidden.div_ceil(LANES);
     let mut packed = Buf::dirty(panels * hidden * 4 * LANES);
     packed.par_chunks_mut(hidden * 4 * LANES).enumerate().for_each(|(u, panel)| {
-        // SAFETY: this module runs with AVX-512F only.
+        // SAFETY: AVX-512F is proved.
         unsafe { pack_units_of_gates(w, kept, hidden, u * LANES, panel) }
     });
     packed
@@ -171,14 +171,14 @@ fn pack_units_of_gates(w: &[f32], kept: Option<Kept>, hidden: usize, unit: usize
 }
 
 /// Backward panels: row `j` of panel `p` holds columns `p·width..` of row `j` of the weights.
-fn pack_units(w: &[f32], kept: Option<Kept>, hidden: usize, width: usize) -> Buf<f32> {
+fn pack_units(_: Avx512, w: &[f32], kept: Option<Kept>, hidden: usize, width: usize) -> Buf<f32> {
     let mut packed = Buf::dirty(hidden.div_ceil(width) * 4 * hidden * width);
     packed.par_chunks_mut(4 * hidden * width).enumerate().for_each(|(p, panel)| {
         let cols = width.min(hidden - p * width);
         for (j, out) in panel.chunks_exact_mut(width).enumerate() {
             let (inside, beyond) = out.split_at_mut(cols);
             beyond.fill(0.0);
-            // SAFETY: this module runs with AVX-512F only.
+            // SAFETY: AVX-512F is proved.
             unsafe { copy_kept(inside, w, kept, j * hidden + p * width) };
         }
     });
@@ -186,9 +186,9 @@ fn pack_units(w: &[f32], kept: Option<Kept>, hidden: usize, width: usize) -> Buf
 }
 
 /// The steps of [`super::forward`]; `saved.gates` already holds x·W_ihᵀ.
-pub(super) fn forward<T: Real>(layer: &Layer<T>, saved: &mut Saved<T>, y: &mut [T]) {
+pub(super) fn forward<T: Real>(proof: Avx512, layer: &Layer<T>, saved: &mut Saved<T>, y: &mut [T]) {
     let Dims { steps, batch, hidden, .. } = layer.dims;
-    let packed = pack_gates(as_f32(layer.w_hh), layer.kept, hidden);
+    let packed = pack_gates(proof, as_f32(layer.w_hh), layer.kept, hidden);
     let (bias, h0, c0) = (as_f32(layer.bias), as_f32(layer.h0), as_f32(layer.c0));
     let gates = Shared::new(as_f32_mut(&mut saved.gates));
     let (cells, y) = (Shared::new(as_f32_mut(&mut saved.cells)), Shared::new(as_f32_mut(y)));
@@ -203,7 +203,7 @@ pub(super) fn forward<T: Real>(layer: &Layer<T>, saved: &mut Saved<T>, y: &mut [
             unsafe {
                 let (h_before, c_before) = match step {
                     0 => (h0, c0),
-                    _ => (&*y.slice((step - 1) * state, state), &*cells.slice((step - 1) * state, state)),
+                    _ => (y.read((step - 1) * state, state), cells.read((step - 1) * state, state)),
                 };
                 forward_units(Units {
                     hidden,
@@ -265,19 +265,24 @@ unsafe fn forward_units(s: Units) {
 }
 
 /// The steps of [`super::backward`]: gates become the gradients of their sums.
-pub(super) fn backward<T: Real>(layer: &Layer<T>, saved: &mut Saved<T>, dy: &[T]) {
+pub(super) fn backward<T: Real>(proof: Avx512, layer: &Layer<T>, saved: &mut Saved<T>, dy: &[T]) {
     // Below this there are too few panels of 64 units to keep threads equally busy.
     if layer.dims.hidden >= 768 {
-        backward_panels::<T, 4>(layer, saved, dy)
+        backward_panels::<T, 4>(proof, layer, saved, dy)
     } else {
-        backward_panels::<T, 2>(layer, saved, dy)
+        backward_panels::<T, 2>(proof, layer, saved, dy)
     }
 }
 
-fn backward_panels<T: Real, const NV: usize>(layer: &Layer<T>, saved: &mut Saved<T>, dy: &[T]) {
+fn backward_panels<T: Real, const NV: usize>(
+    proof: Avx512,
+    layer: &Layer<T>,
+    saved: &mut Saved<T>,
+    dy: &[T],
+) {
     let Dims { steps, batch, hidden, .. } = layer.dims;
     let width = NV * LANES;
-    let packed = pack_units(as_f32(layer.w_hh), layer.kept, hidden, width);
+    let packed = pack_units(proof, as_f32(layer.w_hh), layer.kept, hidden, width);
     let (c0, dy, cells) = (as_f32(layer.c0), as_f32(dy), as_f32(&saved.cells));
     let gates = Shared::new(as_f32_mut(&mut saved.gates));
     let state = batch * hidden;
@@ -296,7 +301,7 @@ fn backward_panels<T: Real, const NV: usize>(layer: &Layer<T>, saved: &mut Saved
                     units: width.min(hidden - unit),
                     batch,
                     dy: &dy[now..now + state],
-                    after: (step + 1 < steps).then(|| &*gates.slice(4 * (now + state), 4 * state)),
+                    after: (step + 1 < steps).then(|| gates.read(4 * (now + state), 4 * state)),
                     c_before: if step == 0 { c0 } else { &cells[now - state..now] },
                     cells: &cells[now..now + state],
                     panel: &packed[p * 4 * hidden * width..][..4 * hidden * width],

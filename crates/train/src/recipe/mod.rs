@@ -135,6 +135,8 @@ impl Recipe {
         let Some(variations) = sweep::expand(&whole, &top)? else {
             return Self::single(whole, stem, Vec::new(), sections);
         };
+        // A run knows nothing of the others: each would carry the list of all of them through its merge.
+        base.remove("sweep");
         let mut runs: Vec<Recipe> = Vec::new();
         let mut ids = HashSet::new();
         for variation in variations {

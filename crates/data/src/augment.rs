@@ -264,6 +264,10 @@ pub fn mix(alpha: f64, seed: u64, epoch: u64, batch: usize, pixels: &mut [f32], 
 /// A draw from Beta(alpha, alpha), as the share of one of two equal Gamma draws.
 fn beta(rng: &mut Rng, alpha: f64) -> f64 {
     let (a, b) = (log_gamma_draw(rng, alpha), log_gamma_draw(rng, alpha));
+    if a == b && a.is_infinite() {
+        // Both draws vanished: towards an alpha of 0 the share is all or nothing.
+        return if rng.uniform() < 0.5 { 0.0 } else { 1.0 };
+    }
     1.0 / (1.0 + (b - a).exp())
 }
 

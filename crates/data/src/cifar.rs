@@ -1,11 +1,11 @@
 //! CIFAR's binary records, as a folder of `.bin` files or the original `.tar.gz`.
 //!
 //! A record is the label bytes (CIFAR-10: one; CIFAR-100: coarse, fine), then three planes of 32x32: red, green, blue.
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Component, Path};
 
 use flate2::read::MultiGzDecoder;
+use taper_files::open_regular;
 
 use super::images::{Images, Shape};
 use super::{DataError, Source};
@@ -20,6 +20,12 @@ pub struct Records {
     /// The file of the test split.
     pub test: &'static str,
 }
+
+/// Records that a file may have, twice what the sets have: a compressed one can claim a thousand times its own size.
+const MOST: u64 = 100_000;
+
+/// Bytes that an archive may come to: the sets have a third of it.
+const MOST_BYTES: u64 = 1 << 29;
 
 /// One split, read.
 #[derive(Default)]
@@ -50,6 +56,11 @@ impl Split {
             let message = format!("expected records of {size} bytes, found a length of {bytes}");
             return Err(DataError::format(path, message));
         }
+        if bytes / size as u64 > MOST {
+            let message =
+                format!("expected at most {MOST} records of {size} bytes, found a length of {bytes}");
+            return Err(DataError::format(path, message));
+        }
         let mut record = vec![0; size];
         for at in 0..bytes / size as u64 {
             let damaged = |e| DataError::format(path, format!("record {at} could not be read: {e}"));
@@ -70,7 +81,7 @@ pub fn folder(files: &[Source], format: &Records) -> Result<(Split, Split), Data
     let (mut train, mut test) = (Split::default(), Split::default());
     for (i, file) in files.iter().enumerate() {
         let path = file.path();
-        let open = File::open(path).map_err(|e| DataError::io(path, e))?;
+        let open = open_regular(path)?;
         let bytes = open.metadata().map_err(|e| DataError::io(path, e))?.len();
         let split = if i < format.train.len() { &mut train } else { &mut test };
         split.append(path, &mut BufReader::new(open), bytes, format)?;
@@ -80,9 +91,9 @@ pub fn folder(files: &[Source], format: &Records) -> Result<(Split, Split), Data
 
 /// Train and test from the `.tar.gz`. Nothing is written to disk.
 pub fn archive(path: &Path, format: &Records) -> Result<(Split, Split), DataError> {
-    let file = File::open(path).map_err(|e| DataError::io(path, e))?;
+    let file = open_regular(path)?;
     let damaged = |e: std::io::Error| DataError::format(path, format!("not a readable .tar.gz: {e}"));
-    let mut archive = tar::Archive::new(MultiGzDecoder::new(BufReader::new(file)));
+    let mut archive = tar::Archive::new(MultiGzDecoder::new(BufReader::new(file)).take(MOST_BYTES));
     // In the order the archive has them; train batches are put in their own order afterwards.
     let mut train: Vec<Option<Split>> = format.train.iter().map(|_| None).collect();
     let mut test = None;

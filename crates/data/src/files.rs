@@ -2,9 +2,12 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use taper_files::{sha256, sha256_file};
+use taper_files::{read_regular, sha256, sha256_file};
 
 use super::DataError;
+
+/// A file of a data set that is read whole may have this many bytes.
+pub const MOST_BYTES: u64 = 1 << 32;
 
 /// One file of a data set.
 #[derive(Clone, Debug)]
@@ -26,7 +29,7 @@ impl Source {
     /// The whole content.
     pub fn read(&self) -> Result<Cow<'static, [u8]>, DataError> {
         match self {
-            Self::Disk(path) => Ok(Cow::Owned(std::fs::read(path).map_err(|e| DataError::io(path, e))?)),
+            Self::Disk(path) => Ok(Cow::Owned(read_regular(path, MOST_BYTES)?)),
             Self::Embedded(_, bytes) => Ok(Cow::Borrowed(*bytes)),
         }
     }

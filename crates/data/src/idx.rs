@@ -9,6 +9,10 @@ use flate2::read::MultiGzDecoder;
 use super::images::{Images, Shape};
 use super::{DataError, files};
 
+/// Samples that a file of a set in this form may have: the largest of them (EMNIST) has seven in ten of that. A gzipped file
+/// can claim a thousand times its own size.
+const MOST: u64 = 1_000_000;
+
 /// The images and labels of one split from two IDX files.
 pub fn read(images: &files::Source, labels: &files::Source, shape: Shape) -> Result<Images, DataError> {
     let pixels = array(images, &[None, Some(shape.height), Some(shape.width)])?;
@@ -71,7 +75,14 @@ fn parse(
     if claimed > most {
         return Err(too_long());
     }
-    let mut data = Vec::with_capacity(usize::try_from(claimed).map_err(|_| too_long())?);
+    let sample: u64 = dims.iter().flatten().map(|dim| *dim as u64).product();
+    if claimed > MOST.saturating_mul(sample) {
+        let samples = claimed / sample.max(1);
+        return Err(DataError::format(path, format!("expected at most {MOST} samples, found {samples}")));
+    }
+    let mut data = Vec::new();
+    let claim = usize::try_from(claimed).map_err(|_| too_long())?;
+    data.try_reserve_exact(claim).map_err(|e| DataError::format(path, format!("{claimed} bytes: {e}")))?;
     reader.take(claimed + 1).read_to_end(&mut data).map_err(|e| DataError::format(path, e.to_string()))?;
     if data.len() as u64 != claimed {
         let found = if data.len() as u64 > claimed { "more".to_string() } else { data.len().to_string() };

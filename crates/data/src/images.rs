@@ -44,7 +44,11 @@ impl Images {
     /// Images from their bytes. `file` is named when the lengths disagree or a label is out of range.
     pub fn new(shape: Shape, pixels: Vec<u8>, labels: Vec<u8>, file: &Path) -> Result<Self, DataError> {
         if shape.image_bytes() == 0 {
-            return Err(DataError::format(file, format!("expected images with pixels, found {shape:?}")));
+            let Shape { height, width, channels, .. } = shape;
+            let message = format!(
+                "expected images with pixels, found {height} rows, {width} columns and {channels} channels"
+            );
+            return Err(DataError::format(file, message));
         }
         if pixels.len() != labels.len() * shape.image_bytes() {
             let bytes = shape.image_bytes();

@@ -46,7 +46,7 @@ pub use error::{DataError, Mismatch};
 pub use files::Source;
 pub use images::{Images, Shape};
 pub use pipeline::{ByteBatch, ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
-pub use registry::{DataRegistry, Dataset, Description, OptionDoc, options};
+pub use registry::{DataRegistry, Dataset, Description, Kind, OptionDoc, options};
 pub use search::{Form, Found, Layout, Search, Spec, find};
 pub use split::{SplitSize, split};
 pub use stream::{Lengths, TextBatch, TextStream, Window};

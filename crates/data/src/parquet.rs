@@ -10,6 +10,7 @@ use ::parquet::column::reader::get_typed_column_reader;
 use ::parquet::data_type::{ByteArrayType, DataType, Int64Type};
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use rayon::prelude::*;
+use taper_files::open_regular;
 
 use super::DataError;
 use super::images::Shape;
@@ -101,7 +102,7 @@ struct Table<'a> {
 
 impl<'a> Table<'a> {
     fn open(path: &'a Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(|e| DataError::io(path, e))?;
+        let file = open_regular(path)?;
         let bytes = file.metadata().map_err(|e| DataError::io(path, e))?.len();
         let reader = SerializedFileReader::new(file)
             .map_err(|e| DataError::format(path, format!("not a readable parquet file: {e}")))?;

@@ -84,12 +84,12 @@ impl ImagePipeline {
                 mean.len(),
                 std.len()
             );
-            return wrong("normalize", message);
+            return wrong("augment.normalize", message);
         }
         if let Some(bad) = std.iter().chain(mean).find(|v| !v.is_finite()).or(std.iter().find(|s| **s <= 0.0))
         {
             return wrong(
-                "normalize",
+                "augment.normalize",
                 format!("expected finite means and positive standard deviations, found {bad}"),
             );
         }

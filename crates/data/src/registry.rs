@@ -16,6 +16,16 @@ pub trait Dataset: Send + Sync {
     /// What it is, and its options.
     fn describe(&self) -> Description;
 
+    /// Whether its samples are images or text, where that is known before it is read.
+    fn kind(&self) -> Option<Kind> {
+        None
+    }
+
+    /// Refuses options that [`load`](Self::load) would refuse whatever it finds.
+    fn check(&self, _options: &Value) -> Result<(), DataError> {
+        Ok(())
+    }
+
     /// Finds, reads and verifies it. `options` is the recipe's `data:` section without the trainer's own keys; see
     /// [`options`] for reading it.
     fn load(&self, options: &Value, search: &Search) -> Result<Loaded, DataError>;
@@ -24,6 +34,15 @@ pub trait Dataset: Send + Sync {
     fn files(&self) -> Option<&'static super::Spec> {
         None
     }
+}
+
+/// What samples are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Labelled images.
+    Images,
+    /// Words in their order.
+    Text,
 }
 
 /// What a data set is, for `taper data list`.

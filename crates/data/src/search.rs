@@ -61,6 +61,18 @@ pub enum Form {
     Lines,
 }
 
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Idx => "IDX files",
+            Self::Parquet => "parquet files",
+            Self::CifarBinary => "CIFAR's binary files",
+            Self::CifarArchive => "CIFAR's archive",
+            Self::Lines => "lines of text",
+        })
+    }
+}
+
 /// A set of files that together hold a data set.
 #[derive(Debug)]
 pub struct Layout {
@@ -96,7 +108,8 @@ pub struct Found {
     pub download: Option<hub::Record>,
 }
 
-/// Finds a data set. `revision` overrides the hub revision.
+/// Finds a data set. `revision` overrides the hub revision; what was downloaded at another one, or is compiled in, does not
+/// stand for it. A directory that the user named is taken as it is.
 pub fn find(spec: &Spec, search: &Search, revision: Option<&str>) -> Result<Found, DataError> {
     let mut looked = Vec::new();
     for (label, root) in [("--data", &search.dir), ("TAPER_DATA", &search.env_dir)] {
@@ -110,12 +123,26 @@ pub fn find(spec: &Spec, search: &Search, revision: Option<&str>) -> Result<Foun
     }
     match &search.downloads() {
         Some(root) => match find_in(spec, root)? {
-            Ok(found) => return found.with_record(&root.join(spec.name)),
+            Ok(found) => {
+                let found = found.with_record(&root.join(spec.name))?;
+                match revision.filter(|wanted| !found.is_of(wanted)) {
+                    None => return Ok(found),
+                    Some(wanted) => {
+                        let holds = found.download.map_or("files of no known revision".into(), |record| {
+                            format!("revision {} (commit {})", record.revision, record.commit)
+                        });
+                        looked.push(format!("cache {}: holds {holds}, not {wanted}", root.display()));
+                    }
+                }
+            }
             Err(lacks) => looked.push(format!("cache {}: {lacks}", root.display())),
         },
         None => looked.push("cache: no TAPER_CACHE, XDG_CACHE_HOME or home directory".into()),
     }
-    if !spec.embedded.is_empty() {
+    let other = revision.filter(|wanted| *wanted != spec.hub.revision);
+    if let Some(wanted) = other.filter(|_| !spec.embedded.is_empty()) {
+        looked.push(format!("compiled in: is revision {}, not {wanted}", spec.hub.revision));
+    } else if !spec.embedded.is_empty() {
         let source =
             |(name, bytes): &(&str, &'static [u8])| Source::Embedded(Path::new("embedded").join(name), bytes);
         let (form, files) = (spec.layouts[0].form, spec.embedded.iter().map(source).collect());
@@ -128,15 +155,15 @@ pub fn find(spec: &Spec, search: &Search, revision: Option<&str>) -> Result<Foun
     };
     if let Some(reason) = forbidden {
         looked.push(format!("hub {}: not asked, because {reason}", spec.hub.id));
-        return Err(missing(spec, looked));
+        return Err(missing(spec, looked, revision));
     }
-    let Some(root) = search.downloads() else { return Err(missing(spec, looked)) };
+    let Some(root) = search.downloads() else { return Err(missing(spec, looked, revision)) };
     hub::fetch(spec, &root, &search.hub, revision)?;
     match find_in(spec, &root)? {
         Ok(found) => found.with_record(&root.join(spec.name)),
         Err(lacks) => {
             looked.push(format!("hub {}: fetched, but {lacks}", spec.hub.id));
-            Err(missing(spec, looked))
+            Err(missing(spec, looked, revision))
         }
     }
 }
@@ -180,6 +207,11 @@ fn first_file(base: &Path, names: &[&str]) -> Result<Option<PathBuf>, DataError>
 }
 
 impl Found {
+    /// Whether this was downloaded at a revision, named or by its commit.
+    fn is_of(&self, revision: &str) -> bool {
+        self.download.as_ref().is_some_and(|record| record.revision == revision || record.commit == revision)
+    }
+
     /// Adds what was recorded when the files in `dir` were downloaded.
     fn with_record(mut self, dir: &Path) -> Result<Self, DataError> {
         self.download = hub::Record::read(dir)?;
@@ -187,7 +219,7 @@ impl Found {
     }
 }
 
-fn missing(spec: &Spec, looked: Vec<String>) -> DataError {
+fn missing(spec: &Spec, looked: Vec<String>, revision: Option<&str>) -> DataError {
     let one_of: Vec<String> = spec
         .layouts
         .iter()
@@ -197,9 +229,10 @@ fn missing(spec: &Spec, looked: Vec<String>) -> DataError {
         })
         .collect();
     let supply = format!(
-        "supply it with `cargo xtask data fetch {}` where there is a network, or put one of these under a directory and name it \
+        "supply it with `cargo xtask data fetch {}{}` where there is a network, or put one of these under a directory and name it \
          with --data or TAPER_DATA:\n{}",
         spec.name,
+        revision.map(|revision| format!(" --revision {revision}")).unwrap_or_default(),
         one_of.join("\n")
     );
     DataError::Missing { name: spec.name.into(), looked, supply }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::DataError;
-use taper_files::place;
+use super::files::MOST_BYTES;
+use taper_files::{place, read_regular};
 
 /// The end of a line.
 pub const EOS: &str = "<eos>";
@@ -130,7 +131,7 @@ impl Vocabulary {
 
 /// The lines of a UTF-8 file.
 pub fn read_lines(path: &Path) -> Result<Vec<String>, DataError> {
-    let bytes = std::fs::read(path).map_err(|e| DataError::io(path, e))?;
+    let bytes = read_regular(path, MOST_BYTES)?;
     let text =
         String::from_utf8(bytes).map_err(|e| DataError::format(path, format!("expected UTF-8 text: {e}")))?;
     Ok(text.lines().map(String::from).collect())

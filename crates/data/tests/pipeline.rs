@@ -284,3 +284,16 @@ fn a_split_size_is_a_count_or_a_fraction() {
     assert_eq!(parse("0.1").of(60_000), 6000);
     assert_eq!((parse("2.0").of(10), parse("-1.0").of(10)), (10, 0));
 }
+
+#[test]
+fn shares_of_a_mix_are_numbers_for_every_strength() {
+    let set = images(64, 4, 4, 1);
+    for mixup in [f64::from_bits(1), 1e-320, 1e-300, 1e3, f64::MAX] {
+        let config = config(16, Augment { mixup, ..Augment::default() }, 1);
+        for batch in epoch(&set, &config, 3, 0, 0) {
+            let part = batch.mix.as_ref().unwrap().part;
+            assert!((0.0..=1.0).contains(&part), "{mixup:e}: {part}");
+            assert!(batch.pixels.iter().all(|pixel| pixel.is_finite()), "{mixup:e}");
+        }
+    }
+}

@@ -14,7 +14,7 @@ pub mod kill;
 
 use kill::kill_point;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 pub use tempfile::TempDir;
@@ -56,9 +56,65 @@ pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Length and SHA-256 of a file, in constant memory.
+/// Opens a regular file to read it. Pipes, sockets and devices, which may never begin or never end, and folders are refused.
+pub fn open_regular(path: &Path) -> Result<File> {
+    let refuse = |about: &Metadata| match kind(about) {
+        None => Ok(()),
+        Some(kind) => {
+            let message = format!("expected a regular file, found a {kind}");
+            Err(Error::at(path)(io::Error::new(ErrorKind::InvalidInput, message)))
+        }
+    };
+    // Before it is opened, because opening a pipe waits for its other end.
+    refuse(&fs::metadata(path).map_err(Error::at(path))?)?;
+    let file = File::open(path).map_err(Error::at(path))?;
+    refuse(&file.metadata().map_err(Error::at(path))?)?;
+    Ok(file)
+}
+
+/// The whole of a regular file of at most `limit` bytes; see [`open_regular`].
+///
+/// No more is read than the file's length promises: some files of `/proc` call themselves regular and empty, and wait.
+pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    let length = file.metadata().map_err(Error::at(path))?.len();
+    if length > limit {
+        let message = format!("expected a file of at most {limit} bytes, found {length}");
+        return Err(Error::at(path)(io::Error::new(ErrorKind::FileTooLarge, message)));
+    }
+    let mut bytes = Vec::new();
+    // `length` is at most `limit`, which a caller chooses to fit into memory.
+    bytes.try_reserve_exact(length as usize).map_err(|e| Error::at(path)(io::Error::other(e)))?;
+    file.take(length).read_to_end(&mut bytes).map_err(Error::at(path))?;
+    Ok(bytes)
+}
+
+/// What something is that is no regular file.
+fn kind(about: &Metadata) -> Option<&'static str> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kind = about.file_type();
+        if kind.is_fifo() {
+            return Some("pipe");
+        }
+        if kind.is_socket() {
+            return Some("socket");
+        }
+        if kind.is_char_device() || kind.is_block_device() {
+            return Some("device");
+        }
+    }
+    match (about.is_dir(), about.is_file()) {
+        (true, _) => Some("folder"),
+        (_, true) => None,
+        _ => Some("special file"),
+    }
+}
+
+/// Length and SHA-256 of a regular file, in constant memory.
 pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
-    let mut file = File::open(path).map_err(Error::at(path))?;
+    let mut file = open_regular(path)?;
     let (mut hasher, mut buffer, mut length) = (Sha256::new(), vec![0; 1 << 20], 0);
     loop {
         let n = file.read(&mut buffer).map_err(Error::at(path))?;

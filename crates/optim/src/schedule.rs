@@ -170,7 +170,9 @@ impl Schedule {
                 return Err(Error::UnknownHyperparameter { optimizer, key: key.clone(), known });
             };
             *slot = match (key.as_str(), value) {
-                ("parts", Value::Array(parts)) => parts.iter().map(part).collect::<Result<_>>()?,
+                ("parts", Value::Array(parts)) => {
+                    parts.iter().enumerate().map(|(i, value)| part(i, value)).collect::<Result<_>>()?
+                }
                 _ => value.clone(),
             };
             if let Err(e) = serde_json::from_value::<Self>(Value::Object(merged.clone())) {
@@ -188,16 +190,24 @@ impl Schedule {
             true => Ok(()),
             false => Err((key, format!("expected a finite number of at least 0, found {value}"))),
         };
-        let ascending = |key, mut times: std::slice::Windows<'_, u64>| match times.all(|w| w[0] < w[1]) {
+        let ascending = |key, times: &[u64]| match times.windows(2).all(|w| w[0] < w[1]) {
             true => Ok(()),
-            false => Err((key, "expected ascending times".to_owned())),
+            false => Err((key, format!("expected ascending times, found {times:?}"))),
+        };
+        let some = |length: Option<u64>| match length {
+            Some(0) => {
+                Err(("length", "expected at least 1, found 0; leave the schedule out instead".to_owned()))
+            }
+            _ => Ok(()),
         };
         match self {
             Self::Constant | Self::InverseSqrt => Ok(()),
-            Self::Milestones { at, factor } => ascending("at", at.windows(2)).and(finite("factor", *factor)),
-            Self::Cosine { end, .. } => finite("end", *end),
-            Self::Warmup { start, .. } => finite("start", *start),
-            Self::Polynomial { power, end, .. } => finite("power", *power).and(finite("end", *end)),
+            Self::Milestones { at, factor } => ascending("at", at).and(finite("factor", *factor)),
+            Self::Cosine { length, end } => some(*length).and(finite("end", *end)),
+            Self::Warmup { length, start } => some(Some(*length)).and(finite("start", *start)),
+            Self::Polynomial { length, power, end } => {
+                some(*length).and(finite("power", *power)).and(finite("end", *end))
+            }
             Self::Geometric { ratio } => finite("ratio", *ratio),
             Self::Plateau { factor, min_delta, end, .. } => {
                 finite("factor", *factor).and(finite("min_delta", *min_delta)).and(finite("end", *end))
@@ -213,18 +223,46 @@ impl Schedule {
                         "expected schedules of time; a plateau follows a metric".to_owned(),
                     ));
                 }
-                ascending("parts", times.windows(2))?;
+                ascending("parts", &times)?;
                 parts.iter().try_for_each(|p| p.schedule.check())
             }
         }
     }
 }
 
-/// A part's inner schedule with its defaults filled in.
-fn part(value: &Value) -> Result<Value> {
+/// Part `i` with the defaults of its inner schedule filled in; a mistake in it is named by its path.
+fn part(i: usize, value: &Value) -> Result<Value> {
     let mut value = value.clone();
+    let known = ["until", "schedule"];
+    let lacks = known.into_iter().find(|key| value.get(key).is_none());
+    let keys = value.as_object().into_iter().flat_map(Map::keys);
+    if let Some(key) = keys.into_iter().find(|key| !known.contains(&key.as_str())) {
+        let (optimizer, key) = ("a part of a sequence".to_owned(), format!("parts[{i}].{key}"));
+        return Err(Error::UnknownHyperparameter {
+            optimizer,
+            key,
+            known: known.map(str::to_owned).to_vec(),
+        });
+    }
+    if let Some(lacks) = lacks {
+        let message = format!("expected a map with `until` and `schedule`, found no `{lacks}`");
+        return Err(Error::Hyperparameter {
+            optimizer: "schedule".into(),
+            key: format!("parts[{i}]"),
+            message,
+        });
+    }
     if let Some(Value::Object(inner)) = value.get("schedule") {
-        value["schedule"] = serde_json::to_value(Schedule::from_map(inner)?).unwrap_or(Value::Null);
+        let inner = Schedule::from_map(inner).map_err(|e| match e {
+            Error::Hyperparameter { optimizer, key, message } => {
+                Error::Hyperparameter { optimizer, key: format!("parts[{i}].schedule.{key}"), message }
+            }
+            Error::UnknownHyperparameter { optimizer, key, known } => {
+                Error::UnknownHyperparameter { optimizer, key: format!("parts[{i}].schedule.{key}"), known }
+            }
+            e => e,
+        })?;
+        value["schedule"] = serde_json::to_value(inner).unwrap_or(Value::Null);
     }
     Ok(value)
 }
@@ -263,6 +301,11 @@ impl Scheduler {
     /// At the start.
     pub fn new(schedule: Schedule) -> Self {
         Self { schedule, state: PlateauState { best: None, bad: 0, factor: 1.0 } }
+    }
+
+    /// What is in use.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
     }
 
     /// The factor at time `t` of `total`.

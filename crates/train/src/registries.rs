@@ -1,8 +1,8 @@
 //! The names a recipe can use: optimizers, models, data sets, numeric problems, schedules.
 use crate::numeric::Problems;
-use crate::recipe::{Map, SectionError, Sections};
+use crate::recipe::{Map, SectionError, Sections, in_words};
 use serde_json::Value;
-use taper_data::{DataError, DataRegistry};
+use taper_data::{DataError, DataRegistry, Kind};
 use taper_optim::{Schedule, Scheduler};
 
 /// All registries. A program of its own adds to them before it loads recipes.
@@ -47,8 +47,8 @@ impl Schedules {
             None => taper_optim::Per::default(),
             Some(per) => serde_json::from_value(per).map_err(|e| SectionError {
                 key: Some("per".into()),
-                message: e.to_string(),
-                known: vec!["step".into(), "epoch".into()],
+                message: in_words(&e.to_string()),
+                known: Vec::new(),
             })?,
         };
         let momentum = match rate.shift_remove("momentum") {
@@ -67,7 +67,19 @@ impl Schedules {
 fn parse(map: &Map, prefix: &str) -> Result<Schedule, SectionError> {
     Schedule::from_map(map).map_err(|e| {
         let mut error = optimizer_error(e);
-        error.key = error.key.map(|key| format!("{prefix}{key}"));
+        let key = error.key.unwrap_or_default();
+        if key.ends_with("kind") {
+            error.message = "unknown schedule".into();
+            error.known = Schedule::KINDS.map(str::to_owned).to_vec();
+        } else if prefix.is_empty() && !error.known.is_empty() && !key.contains('.') {
+            error.known.extend(["per", "momentum"].map(str::to_owned));
+        }
+        // serde names the list, not the one of its items that does not fit.
+        let misfit = match map.get(&key) {
+            Some(Value::Array(times)) if key == "at" => times.iter().position(|time| !time.is_u64()),
+            _ => None,
+        };
+        error.key = Some(misfit.map_or(format!("{prefix}{key}"), |i| format!("{prefix}{key}[{i}]")));
         error
     })
 }
@@ -88,15 +100,23 @@ fn optimizer_error(e: taper_optim::Error) -> SectionError {
             SectionError { key: Some("name".into()), message: format!("unknown optimizer `{name}`"), known }
         }
         E::UnknownHyperparameter { optimizer, key, known } => {
-            let message = format!("unknown key `{key}` of {optimizer}");
+            let message = format!("unknown key `{}` of {optimizer}", last(&key));
             SectionError { key: Some(key), message, known }
         }
-        E::Hyperparameter { key, .. } => SectionError { key: Some(key), message, known: Vec::new() },
+        E::Hyperparameter { key, message, .. } => {
+            SectionError { key: Some(key), message: in_words(&message), known: Vec::new() }
+        }
         _ => SectionError { key: None, message, known: Vec::new() },
     }
 }
 
-fn model_error(e: taper_models::Error) -> SectionError {
+/// The last key of a path.
+fn last(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// A refusal of the model in terms of the recipe's `model` section.
+pub(crate) fn model_error(e: taper_models::Error) -> SectionError {
     use taper_models::Error as E;
     let message = e.to_string();
     match e {
@@ -104,15 +124,36 @@ fn model_error(e: taper_models::Error) -> SectionError {
             SectionError { key: Some("name".into()), message: format!("unknown model `{name}`"), known }
         }
         E::UnknownKey { model, key, known } => {
-            let message = format!("unknown key `{key}` of {model}");
+            let message = format!("unknown key `{}` of {model}", last(&key));
             SectionError { key: Some(key), message, known }
         }
-        E::Config { key, .. } => SectionError { key, message, known: Vec::new() },
+        // The name stands for what the model is made for.
+        E::Config { key: Some(key), message, model } if key == "name" => {
+            let message = format!("{model} does not fit the data: {message}");
+            SectionError { key: Some(key), message, known: Vec::new() }
+        }
+        E::Config { key: Some(key), message, .. } => {
+            SectionError { key: Some(key), message, known: Vec::new() }
+        }
         _ => SectionError { key: None, message, known: Vec::new() },
     }
 }
 
+/// A refusal of the data set in terms of the recipe's `data` section.
+pub(crate) fn data_error(e: DataError) -> SectionError {
+    match e {
+        DataError::Option { key, message, .. } => {
+            SectionError { key, message: in_words(&message), known: Vec::new() }
+        }
+        e => SectionError { key: None, message: e.to_string(), known: Vec::new() },
+    }
+}
+
 impl Sections for Registries {
+    fn data_kind(&self, name: &str) -> Option<Kind> {
+        self.data.get(name).ok()?.kind()
+    }
+
     fn check_optimizer(&self, name: &str, hyper: &Map) -> Result<Map, SectionError> {
         self.optimizers.get(name).and_then(|entry| entry.check(hyper)).map_err(optimizer_error)
     }
@@ -130,7 +171,7 @@ impl Sections for Registries {
                 message: format!("unknown data set `{name}`"),
                 known,
             },
-            e => SectionError { key: None, message: e.to_string(), known: Vec::new() },
+            e => data_error(e),
         })?;
         let known: Vec<String> = set.describe().options.iter().map(|o| o.name.to_owned()).collect();
         match config.keys().find(|key| !known.contains(key)) {
@@ -138,7 +179,10 @@ impl Sections for Registries {
                 let message = format!("unknown key `{key}` of data set {name}");
                 Err(SectionError { key: Some(key.clone()), message, known })
             }
-            None => Ok(config.clone()),
+            None => {
+                set.check(&Value::Object(config.clone())).map_err(data_error)?;
+                Ok(config.clone())
+            }
         }
     }
 

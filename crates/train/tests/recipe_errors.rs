@@ -123,7 +123,7 @@ fn mistakes_are_shown_at_the_text_that_is_wrong() {
             "train: {epochs: 1, probe: yes}",
             "yes",
             Type,
-            &["train.probe: expected a boolean, found the text `yes`"],
+            &["train.probe: expected true or false, found the text `yes`"],
         ),
         ("train: {epochs: 1, early_stop: {patience: 2}}", "early_stop", Value, &["train.select: val"]),
         ("train: {epochs: 1, scale_lr_by_length: true}", "true", Value, &["needs `train.bptt`"]),

@@ -157,3 +157,28 @@ fn the_plan_lists_what_is_shared_and_what_differs() {
     assert!(plan.contains("runs: 4\n"), "{plan}");
     assert!(plan.contains(&format!("  {}  optimizer.c=10 seed=1\n", recipe.runs()[0].directory())), "{plan}");
 }
+
+#[test]
+fn a_run_does_not_carry_the_list_of_all_runs() {
+    // Each run would merge the whole list again, and a list of twice the length would take four times as long.
+    let recipe = load("sweep: {list: [{seed: 1}, {seed: 2}]}", &["sweep.seeds=null"]).unwrap();
+    assert_eq!(recipe.runs().len(), 2);
+    for run in recipe.runs() {
+        assert_eq!(run.error_at("sweep", "").location(), None);
+    }
+}
+
+#[test]
+fn no_range_makes_a_value_that_is_no_number() {
+    let space =
+        |range: &str| format!("sweep: {{random: {{count: 20, space: {{optimizer.c: {{{range}}}}}}}}}");
+    let error = load(&space("uniform: [-1e308, 1e308]"), &[]).unwrap_err();
+    assert!(error.message().contains("difference is a finite number"), "{error}");
+    for range in
+        ["uniform: [-8e307, 8e307]", "uniform: [1.797695e308, 1.79769505e308]", "log: [1e-300, 1.797695e308]"]
+    {
+        for run in load(&space(range), &[]).unwrap().runs() {
+            assert!(run.optimizer.hyper["c"].is_f64(), "{range}: {:?}", run.optimizer.hyper);
+        }
+    }
+}

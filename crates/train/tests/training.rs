@@ -308,3 +308,29 @@ fn numbers_that_are_none_do_not_stop_a_run_from_resuming() {
     let finished = attempt(TEXT, &wild, folder.path()).unwrap();
     assert_ne!(finished.summary.status, Status::Interrupted);
 }
+
+#[test]
+fn a_scheduled_momentum_is_each_optimizers_own() {
+    // A momentum that is scheduled to stay as it is stays as it is: the group's at 0.5, the other's at 0.9.
+    let two = "optimizer={name: sgdm, lr: 0.1, momentum: 0.9, groups: [{match: '*.bias', name: sgdm, lr: 0.1, momentum: 0.5}]}";
+    let (plain, _a) = train(IMAGES, &[two]);
+    let (scheduled, _b) = train(IMAGES, &[two, "schedule.momentum={kind: constant}"]);
+    assert_eq!(weights(&plain, 20), weights(&scheduled, 20));
+}
+
+#[test]
+fn accumulated_windows_have_the_rate_of_their_mean_length() {
+    use taper_data::{Lengths, TextStream};
+    let lengths = Lengths { base: 35, half: 0.3, deviation: 5.0, least: 5 };
+    let stream = TextStream::new(vec![0; 3000].into(), 4).unwrap();
+    let scales: Vec<f64> = stream.windows(1, 0, lengths).take(3).map(|window| window.rate_scale).collect();
+    let mean = scales.iter().sum::<f64>() / 3.0;
+    assert!(scales[2] != mean, "{scales:?}");
+    let train_of = |rate: f64, scaled: bool| {
+        let lr = format!("optimizer.lr={rate:?}");
+        let scale = format!("train.scale_lr_by_length={scaled}");
+        train(TEXT, &["train.steps=1", "train.accumulate=3", &lr, &scale])
+    };
+    let ((scaled, _a), (fixed, _b)) = (train_of(0.5, true), train_of(0.5 * mean, false));
+    assert_eq!(weights(&scaled, 1), weights(&fixed, 1));
+}

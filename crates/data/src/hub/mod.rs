@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use taper_files::place;
+use taper_files::{place, read_regular};
 
 #[cfg(feature = "hub")]
 mod fetch;
@@ -136,14 +136,15 @@ impl Record {
     /// The record of the download in `dir`; `None` when there is none.
     pub fn read(dir: &Path) -> Result<Option<Self>, DataError> {
         let path = dir.join(Self::NAME);
-        match std::fs::read(&path) {
+        // A record names a few files.
+        match read_regular(&path, 1 << 20) {
             Ok(bytes) => {
                 let record =
                     serde_json::from_slice(&bytes).map_err(|e| DataError::format(&path, e.to_string()))?;
                 Ok(Some(record))
             }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(DataError::io(path, e)),
+            Err(e) if e.source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e.into()),
         }
     }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::digest::{self, Content};
 use crate::hub::Repo;
-use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::search::{Form, Layout, Search, Spec, find};
 use crate::text::{Text, Vocabulary, read_lines};
 use crate::{Data, DataError, Loaded, Provenance, Source, parquet};
@@ -68,6 +68,14 @@ impl Dataset for Ptb {
 
     fn files(&self) -> Option<&'static Spec> {
         Some(&SPEC)
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Text)
+    }
+
+    fn check(&self, given: &Value) -> Result<(), DataError> {
+        options::<Options>(SPEC.name, given).map(drop)
     }
 
     fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use taper_random::Rng;
 
 use crate::digest::Content;
-use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::{Data, DataError, Images, Loaded, Normalize, Provenance, Search, Shape};
 
 /// Striped images of adjustable difficulty.
@@ -56,7 +56,28 @@ impl Dataset for SyntheticImages {
         }
     }
 
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Images)
+    }
+
+    fn check(&self, given: &Value) -> Result<(), DataError> {
+        self.options(given).map(drop)
+    }
+
     fn load(&self, given: &Value, _: &Search) -> Result<Loaded, DataError> {
+        let chosen = self.options(given)?;
+        let (train, test) = (make(&chosen, "train", chosen.train)?, make(&chosen, "test", chosen.test)?);
+        let content = vec![Content::of_images("train", &train), Content::of_images("test", &test)];
+        let (mean, std) = train.statistics();
+        let to_f32 = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect();
+        let normalize = Some(Normalize { mean: to_f32(mean), std: to_f32(std) });
+        let provenance = Provenance::generated(self.name(), content);
+        Ok(Loaded { data: Data::Images { train, test }, normalize, provenance })
+    }
+}
+
+impl SyntheticImages {
+    fn options(&self, given: &Value) -> Result<Options, DataError> {
         let chosen: Options = options(self.name(), given)?;
         let wrong = |key: &str, message: String| Err(DataError::option(self.name(), key, message));
         if !(2..=256).contains(&chosen.classes) {
@@ -70,13 +91,7 @@ impl Dataset for SyntheticImages {
                 return wrong(key, format!("expected 1 to 1000000 images, found {images}"));
             }
         }
-        let (train, test) = (make(&chosen, "train", chosen.train)?, make(&chosen, "test", chosen.test)?);
-        let content = vec![Content::of_images("train", &train), Content::of_images("test", &test)];
-        let (mean, std) = train.statistics();
-        let to_f32 = |values: Vec<f64>| values.into_iter().map(|v| v as f32).collect();
-        let normalize = Some(Normalize { mean: to_f32(mean), std: to_f32(std) });
-        let provenance = Provenance::generated(self.name(), content);
-        Ok(Loaded { data: Data::Images { train, test }, normalize, provenance })
+        Ok(chosen)
     }
 }
 

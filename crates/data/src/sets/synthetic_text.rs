@@ -8,7 +8,7 @@ use serde_json::Value;
 use taper_random::Rng;
 
 use crate::digest::Content;
-use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::{Data, DataError, Loaded, Provenance, Search, Text};
 
 /// A seeded Markov source.
@@ -58,7 +58,33 @@ impl Dataset for SyntheticText {
         }
     }
 
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Text)
+    }
+
+    fn check(&self, given: &Value) -> Result<(), DataError> {
+        self.options(given).map(drop)
+    }
+
     fn load(&self, given: &Value, _: &Search) -> Result<Loaded, DataError> {
+        let chosen = self.options(given)?;
+        let source = Source::new(&chosen);
+        let split = |name: &str, words: usize| source.text(chosen.seed, name, words);
+        let (train, valid, test) =
+            (split("train", chosen.train), split("valid", chosen.valid), split("test", chosen.test));
+        let vocab: Vec<String> = (0..chosen.vocab).map(|word| format!("w{word}")).collect();
+        let content = [("train", &train), ("valid", &valid), ("test", &test)]
+            .map(|(name, words)| Content::of_lines(name, [join(words, &vocab).as_str()].into_iter()))
+            .into();
+        let text = Text { train: train.into(), valid: valid.into(), test: test.into(), vocab: vocab.into() };
+        let entropy_rate = Some(source.entropy());
+        let provenance = Provenance { entropy_rate, ..Provenance::generated(self.name(), content) };
+        Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
+    }
+}
+
+impl SyntheticText {
+    fn options(&self, given: &Value) -> Result<Options, DataError> {
         let chosen: Options = options(self.name(), given)?;
         let wrong = |key: &str, message: String| Err(DataError::option(self.name(), key, message));
         let Options { vocab, branching, skew, order, .. } = chosen;
@@ -79,18 +105,7 @@ impl Dataset for SyntheticText {
                 return wrong(key, format!("expected 3 to {} words, found {words}", 1 << 28));
             }
         }
-        let source = Source::new(&chosen);
-        let split = |name: &str, words: usize| source.text(chosen.seed, name, words);
-        let (train, valid, test) =
-            (split("train", chosen.train), split("valid", chosen.valid), split("test", chosen.test));
-        let vocab: Vec<String> = (0..vocab).map(|word| format!("w{word}")).collect();
-        let content = [("train", &train), ("valid", &valid), ("test", &test)]
-            .map(|(name, words)| Content::of_lines(name, [join(words, &vocab).as_str()].into_iter()))
-            .into();
-        let text = Text { train: train.into(), valid: valid.into(), test: test.into(), vocab: vocab.into() };
-        let entropy_rate = Some(source.entropy());
-        let provenance = Provenance { entropy_rate, ..Provenance::generated(self.name(), content) };
-        Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
+        Ok(chosen)
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::digest::Content;
-use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::text::{Text, Vocabulary, read_lines};
 use crate::{Data, DataError, FileRecord, Loaded, Provenance, Search};
 use taper_files::sha256_file;
@@ -31,6 +31,12 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    fn splits(&self) -> [(&'static str, &Paths); 3] {
+        [("train", &self.train), ("valid", &self.valid), ("test", &self.test)]
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a path or a list of paths")]
 enum Paths {
@@ -39,16 +45,19 @@ enum Paths {
 }
 
 impl Paths {
-    /// The files, those that are not absolute under the directory the user named, when they are there.
-    fn resolve(&self, search: &Search) -> Vec<PathBuf> {
-        let paths = match self {
+    fn list(&self) -> &[PathBuf] {
+        match self {
             Self::One(path) => std::slice::from_ref(path),
             Self::Many(paths) => paths,
-        };
+        }
+    }
+
+    /// The files, those that are not absolute under the directory the user named, when they are there.
+    fn resolve(&self, search: &Search) -> Vec<PathBuf> {
         let roots = || search.dir.iter().chain(&search.env_dir);
         let resolve =
             |path: &PathBuf| roots().map(|r| r.join(path)).find(|p| p.exists()).unwrap_or(path.clone());
-        paths.iter().map(resolve).collect()
+        self.list().iter().map(resolve).collect()
     }
 }
 
@@ -76,29 +85,41 @@ impl Dataset for TextFiles {
         }
     }
 
-    fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Text)
+    }
+
+    fn check(&self, given: &Value) -> Result<(), DataError> {
         let chosen: Options = options(self.name(), given)?;
-        let (mut splits, mut files, mut content) = (Vec::new(), Vec::new(), Vec::new());
-        for (split, paths) in [("train", &chosen.train), ("valid", &chosen.valid), ("test", &chosen.test)] {
-            let paths = paths.resolve(search);
-            let mut lines = Vec::new();
-            for path in &paths {
-                let (bytes, sha256) = sha256_file(path)?;
-                files.push(FileRecord { path: path.display().to_string(), bytes, sha256 });
-                lines.extend(read_lines(path)?);
+        for (split, paths) in chosen.splits() {
+            if paths.list().is_empty() {
+                let message = "expected a path or a list of paths, found none";
+                return Err(DataError::option(self.name(), split, message));
             }
-            let Some(first) = paths.into_iter().next() else {
-                return Err(DataError::option(
-                    self.name(),
-                    split,
-                    "expected a path or a list of paths, found none",
-                ));
-            };
+        }
+        Ok(())
+    }
+
+    fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
+        self.check(given)?;
+        let chosen: Options = options(self.name(), given)?;
+        // A file is named by the key it stands under: that is what there is to correct.
+        let at = |key: String| move |e: DataError| DataError::option("text", &key, e.to_string());
+        let (mut splits, mut files, mut content) = (Vec::new(), Vec::new(), Vec::new());
+        for (split, paths) in chosen.splits() {
+            let resolved = paths.resolve(search);
+            let mut lines = Vec::new();
+            for (i, path) in resolved.iter().enumerate() {
+                let key = if matches!(paths, Paths::One(_)) { split.into() } else { format!("{split}[{i}]") };
+                let (bytes, sha256) = sha256_file(path).map_err(DataError::from).map_err(at(key.clone()))?;
+                files.push(FileRecord { path: path.display().to_string(), bytes, sha256 });
+                lines.extend(read_lines(path).map_err(at(key))?);
+            }
+            // `check` saw to it that there is a file.
+            let first = resolved.into_iter().next().unwrap_or_default();
             if lines.iter().all(|line| line.trim().is_empty()) {
-                return Err(DataError::format(
-                    first,
-                    format!("expected words in the {split} text, found none"),
-                ));
+                let message = format!("{}: expected words, found none", first.display());
+                return Err(DataError::option(self.name(), split, message));
             }
             content.push(Content::of_lines(split, lines.iter().map(String::as_str)));
             splits.push((first, lines));
@@ -106,8 +127,8 @@ impl Dataset for TextFiles {
         let train = || splits[0].1.iter().map(String::as_str);
         let build = || Vocabulary::by_frequency(train(), chosen.min_count, chosen.max_vocab);
         let vocabulary = match &chosen.vocab {
-            Some(path) if path.exists() => Vocabulary::read(path)?,
-            Some(path) => build().saved(path)?,
+            Some(path) if path.exists() => Vocabulary::read(path).map_err(at("vocab".into()))?,
+            Some(path) => build().saved(path).map_err(at("vocab".into()))?,
             None => {
                 let vocabulary = build();
                 let key = &content[0].sha256[..16];
@@ -119,7 +140,10 @@ impl Dataset for TextFiles {
                 vocabulary
             }
         };
-        let encode = |i: usize| vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
+        let encode = |i: usize| {
+            let words = vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
+            words.map_err(at("vocab".into()))
+        };
         let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
         let text = Text { train, valid, test, vocab: vocabulary.words() };
         let source = splits[0].0.parent().unwrap_or(Path::new(".")).display().to_string();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::cifar::{self, Records};
 use crate::digest::{self, Content};
 use crate::hub::Repo;
-use crate::registry::{Dataset, Description, OptionDoc, options};
+use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::search::{Form, Found, Layout, Search, Spec, find};
 use crate::{Data, DataError, Images, Loaded, Normalize, Provenance, Shape, Source, idx, parquet};
 
@@ -258,12 +258,17 @@ impl Dataset for &'static Vision {
         Some(&self.spec)
     }
 
-    fn load(&self, options_given: &Value, search: &Search) -> Result<Loaded, DataError> {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Images)
+    }
+
+    fn check(&self, given: &Value) -> Result<(), DataError> {
+        self.options(given).map(drop)
+    }
+
+    fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
         let name = self.spec.name;
-        let Options { verify, revision, labels } = options(name, options_given)?;
-        if labels == Labels::Coarse && !self.is_hierarchical() {
-            return Err(DataError::option(name, "labels", "expected `fine`: the set has one kind of labels"));
-        }
+        let Options { verify, revision, labels } = self.options(given)?;
         let found = find(&self.spec, search, revision.as_deref())?;
         let files = found.hash(name)?;
         let (mut train, mut test) = self.decode(&found)?;
@@ -309,6 +314,15 @@ impl Split {
 }
 
 impl Vision {
+    fn options(&self, given: &Value) -> Result<Options, DataError> {
+        let name = self.spec.name;
+        let chosen: Options = options(name, given)?;
+        if chosen.labels == Labels::Coarse && !self.is_hierarchical() {
+            return Err(DataError::option(name, "labels", "expected `fine`: the set has one kind of labels"));
+        }
+        Ok(chosen)
+    }
+
     /// Whether there are coarse labels beside the fine ones.
     fn is_hierarchical(&self) -> bool {
         self.label_columns.len() > 1
@@ -348,7 +362,7 @@ impl Vision {
                 ))
             }
             (form, ..) => {
-                let message = format!("{} is not read from files of the form {form:?}", self.spec.name);
+                let message = format!("{} is not read from {form}", self.spec.name);
                 Err(DataError::format(&found.place, message))
             }
         }

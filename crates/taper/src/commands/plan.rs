@@ -50,6 +50,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         false => write!(std::io::stdout(), "{plan}")?,
     }
     if !common.quiet {
+        plan.warnings.iter().for_each(|warning| eprintln!("{warning}"));
         plan.findings.iter().for_each(|finding| eprintln!("note: {finding}"));
     }
     Ok(())

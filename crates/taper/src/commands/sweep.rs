@@ -63,6 +63,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         wait: true,
         ..Options::default()
     };
+    if !common.quiet {
+        recipe.warnings().iter().for_each(|warning| eprintln!("{warning}"));
+    }
     let name = recipe.name.clone();
     let recipes = [recipe];
     let mut sweep = Sweep::open(&recipes, &options)?;

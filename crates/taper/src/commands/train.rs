@@ -54,6 +54,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     }
     let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace), common.level()));
     let profile = profile.transpose().map_err(|e| Failure::other(format!("error: {e}")))?;
+    if !common.quiet && !args.worker {
+        recipes.iter().flat_map(Recipe::warnings).for_each(|warning| eprintln!("{warning}"));
+    }
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {

@@ -26,6 +26,8 @@ pub struct Plan {
     pub runs: Vec<Planned>,
     /// The different networks and optimizers among them.
     pub kinds: Vec<Kind>,
+    /// What the recipe says to no effect, shown where it says so.
+    pub warnings: Vec<String>,
     /// Reasons to doubt a comparison of these runs.
     pub findings: Vec<Finding>,
     /// What it will take; `None` without a probe.
@@ -119,7 +121,8 @@ impl Plan {
     ) -> Result<Self, RunError> {
         let sweep = Sweep::open(std::slice::from_ref(recipe), options)?;
         let mut keys: Vec<Value> = Vec::new();
-        let (mut runs, mut kinds) = (Vec::new(), Vec::new());
+        let (mut runs, mut kinds): (_, Vec<Kind>) = (Vec::new(), Vec::new());
+        let mut warnings: Vec<String> = Vec::new();
         for run in sweep.runs() {
             let key = kind_key(&run.recipe);
             let kind = match keys.iter().position(|known| *known == key) {
@@ -130,6 +133,13 @@ impl Plan {
                     kinds.len() - 1
                 }
             };
+            let Kind { epochs, steps, .. } = kinds[kind];
+            let new = run.recipe.warnings_for(epochs, steps).into_iter().map(|warning| warning.to_string());
+            for warning in new {
+                if !warnings.contains(&warning) {
+                    warnings.push(warning);
+                }
+            }
             let status = match &run.state {
                 State::Done(summary) if summary.status == Status::Diverged => "diverged",
                 State::Done(_) => "done",
@@ -152,6 +162,7 @@ impl Plan {
             recipe: recipe.clone(),
             runs,
             kinds,
+            warnings,
             findings,
         })
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use taper_data::Data;
+use taper_data::{Data, SplitSize};
 use taper_train::recipe::{Holdout, Task};
 use taper_train::run::{self, Inspection, Options, RunError, Show, Watch};
 use taper_train::{Recipe, Registries};
@@ -20,6 +20,8 @@ pub struct Probe {
     pub step_seconds: f64,
     /// Batches of evaluation measured.
     pub evaluation_batches: usize,
+    /// Samples, or tokens, of one evaluation.
+    pub evaluation_samples: usize,
     /// Seconds of one evaluation of the validation and test sets, by these batches.
     pub evaluation_seconds: f64,
     /// Seconds of a whole run: its steps and its evaluations.
@@ -40,6 +42,8 @@ const SECONDS: Duration = Duration::from_secs(4);
 /// The same for evaluation.
 const EVALUATED: usize = 8;
 const EVALUATION_SECONDS: Duration = Duration::from_secs(2);
+/// Images of a batch below which a batch is mostly overhead.
+const LEAST: usize = 64;
 
 /// Trains until enough steps were seen, and looks at what that left.
 pub(super) fn probe(
@@ -88,7 +92,10 @@ pub(super) fn probe(
     let checkpoints = (train.checkpoint.keep + 1).min(inspection.epochs.max(2));
     let evaluations = evaluations(recipe, inspection);
     let samples = match stand_in.and_then(|stand_in| stand_in.images) {
-        Some((train, test)) => evaluated_images(recipe, train, test),
+        Some((train, test)) => {
+            let (train, test) = kept(recipe, train, test);
+            evaluated_images(recipe, train, test)
+        }
         None => evaluated(trained, registries, options)?,
     };
     let (evaluation_batches, pace) = evaluation_pace(trained, registries, options)?;
@@ -101,6 +108,7 @@ pub(super) fn probe(
         steps: steps.len(),
         step_seconds,
         evaluation_batches,
+        evaluation_samples: samples,
         evaluation_seconds,
         run_seconds: step_seconds * inspection.steps as f64 + evaluation_seconds * evaluations as f64,
         checkpoint_bytes,
@@ -126,18 +134,18 @@ fn evaluation_pace(
     options: &Options,
 ) -> Result<(usize, f64), RunError> {
     let Task::Network { data, .. } = recipe.task() else { return Ok((0, 0.0)) };
-    // A large batch costs no less a sample than one as training has them, but could take minutes.
+    // A batch as training has them costs about as much a sample as a large one, which could take minutes; a smaller one costs
+    // more.
     let mut settings = recipe.resolved().clone();
     if recipe.train.bptt.is_none() {
-        settings["data"]["eval_batch_size"] = data.eval_batch_size.min(data.batch_size).into();
+        settings["data"]["eval_batch_size"] = data.eval_batch_size.min(data.batch_size.max(LEAST)).into();
     }
     // JSON is YAML.
     let recipe = Recipe::parse("probe", &settings.to_string(), &[], registries)?;
     let mut times: Vec<(Instant, u64)> = Vec::new();
-    let begin = Instant::now();
-    run::evaluate_start(&recipe, registries, &options.search, &mut |samples| {
+    let begin = run::evaluate_start(&recipe, registries, &options.search, &mut |samples| {
         times.push((Instant::now(), samples));
-        let slow = begin.elapsed() > EVALUATION_SECONDS;
+        let slow = times[0].0.elapsed() > EVALUATION_SECONDS;
         !slow && times.len() <= EVALUATED && !options.stop.load(Ordering::Relaxed)
     })?;
     // The first batch is warm-up, unless it is all there was time for.
@@ -156,10 +164,17 @@ fn evaluated(recipe: &Recipe, registries: &Registries, options: &Options) -> Res
     let Task::Network { data, .. } = recipe.task() else { return Ok(0) };
     let loaded =
         registries.data.get(&data.name)?.load(&Value::Object(data.config.clone()), &options.search)?;
+    let loaded = data.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
     Ok(match loaded.data {
         Data::Images { train, test } => evaluated_images(recipe, train.len(), test.len()),
         Data::Text(text) => text.valid.len() + text.test.len(),
     })
+}
+
+/// What the recipe's subset leaves of so many images to train and to test on.
+pub(super) fn kept(recipe: &Recipe, train: usize, test: usize) -> (usize, usize) {
+    let subset = recipe.data.as_ref().and_then(|data| data.subset).unwrap_or_default();
+    (train.min(subset.train.unwrap_or(train)), test.min(subset.test.unwrap_or(test)))
 }
 
 /// The same for so many images to train and to test on.
@@ -171,8 +186,8 @@ fn evaluated_images(recipe: &Recipe, train: usize, test: usize) -> usize {
 pub(super) fn held_out(data: &taper_train::recipe::Data, train: usize) -> usize {
     match data.val {
         None => 0,
-        Some(Holdout::Count(n)) => n,
-        Some(Holdout::Fraction(part)) => (part * train as f64) as usize,
+        Some(Holdout::Count(n)) => SplitSize::Count(n).of(train),
+        Some(Holdout::Fraction(part)) => SplitSize::Fraction(part).of(train),
     }
 }
 

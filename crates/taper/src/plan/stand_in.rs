@@ -1,5 +1,5 @@
 //! Data that is always here in place of data that is not: a step costs the same on any content of the same shape.
-use super::probe::held_out;
+use super::probe::{held_out, kept};
 use serde_json::{Value, json};
 use taper_train::recipe::Task;
 use taper_train::run::{Inspection, RunError};
@@ -51,7 +51,8 @@ impl StandIn {
     /// An inspection of the stand-in with the length that `recipe` has on its own data.
     pub fn sized(&self, recipe: &Recipe, inspection: Inspection) -> Inspection {
         match (self.images, &recipe.data) {
-            (Some((train, _)), Some(data)) => {
+            (Some((train, test)), Some(data)) => {
+                let (train, _) = kept(recipe, train, test);
                 let batches = train.saturating_sub(held_out(data, train)).div_ceil(data.batch_size);
                 inspection.with_batches(recipe, batches as u64)
             }

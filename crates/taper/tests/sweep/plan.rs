@@ -126,3 +126,39 @@ fn data_that_is_not_here_is_said_and_stood_in_for() {
     let output = unknown.taper("plan", "runs", &["--no-probe"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
 }
+
+#[test]
+fn an_evaluation_is_estimated_for_the_samples_it_has() {
+    let place = Place::new(
+        "
+data: {name: synthetic-images, train: 3000, test: 2000, batch_size: 4, subset: {train: 40, test: 30}, val: 10}
+model: {name: mlp, hidden: [8]}
+optimizer: {name: sgd, lr: 0.1}
+train: {epochs: 1}
+",
+    );
+    let json: Value = serde_json::from_str(&plan(&place, &["--json"])).unwrap();
+    assert_eq!(json["kinds"][0]["probe"]["evaluation_samples"], 30 + 10, "{json}");
+}
+
+#[test]
+fn what_the_recipe_says_to_no_effect_is_shown_where_it_says_so() {
+    let place = Place::new(
+        "
+data: {name: synthetic-images, train: 64, test: 32, batch_size: 32}
+model: {name: mlp, hidden: [8]}
+optimizer: {name: sgd, lr: 0.1}
+schedule: {kind: milestones, per: step, at: [3, 9]}
+train: {epochs: 2}
+",
+    );
+    // Two steps an epoch, which only the data tells.
+    let json: Value = serde_json::from_str(&plan(&place, &["--no-probe", "--json"])).unwrap();
+    let [warning] = json["warnings"].as_array().unwrap().as_slice() else { panic!("{json}") };
+    let warning = warning.as_str().unwrap();
+    assert!(
+        warning.contains("the milestone at 9 is never reached: the schedule ends after 4 steps"),
+        "{warning}"
+    );
+    assert!(warning.contains("5 | schedule: {kind: milestones, per: step, at: [3, 9]}"), "{warning}");
+}

@@ -15,7 +15,7 @@ mod functions;
 
 pub use functions::{Powell, Quadratic, Rosenbrock, Variant};
 
-use crate::recipe::{Map, SectionError};
+use crate::recipe::{Map, SectionError, in_words};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -127,11 +127,12 @@ fn build<C: Config>(name: &str, config: &Map) -> Result<Built, SectionError> {
         }
         full.insert(key.clone(), value.clone());
         // Key by key: serde does not say which one it stumbled over.
-        C::deserialize(Value::Object(full.clone())).map_err(|e| wrong(key, format!("{key}: {e}"), &full))?;
+        C::deserialize(Value::Object(full.clone()))
+            .map_err(|e| wrong(key, in_words(&e.to_string()), &full))?;
     }
-    let function =
-        C::deserialize(Value::Object(full.clone())).map_err(|e| wrong("name", e.to_string(), &full))?;
-    function.check().map_err(|(key, message)| wrong(key, format!("{key}: {message}"), &full))?;
+    let function = C::deserialize(Value::Object(full.clone()))
+        .map_err(|e| wrong("name", in_words(&e.to_string()), &full))?;
+    function.check().map_err(|(key, message)| wrong(key, message, &full))?;
     Ok((object(&function), Box::new(function)))
 }
 

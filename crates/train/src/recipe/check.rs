@@ -6,7 +6,8 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Average, Data, Group, Map, Optimizer, Select, Spec};
+use super::schema::{Augment, Average, Data, Group, Map, Optimizer, Select, Spec};
+use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
 ///
@@ -31,6 +32,12 @@ pub trait Sections {
     fn check_data(&self, name: &str, config: &Map) -> Result<Map, SectionError> {
         let _ = name;
         Ok(config.clone())
+    }
+
+    /// Whether a data set has images or text, where that is known.
+    fn data_kind(&self, name: &str) -> Option<Kind> {
+        let _ = name;
+        None
     }
 
     /// `schedule`.
@@ -97,24 +104,44 @@ fn open_keys(keys: &Map, fixed: &[&str]) -> Map {
     open.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-fn refused(error: SectionError, section: &Path, tag: &str, fixed: &[&str], layers: &Layers) -> RecipeError {
+pub(super) fn refused(
+    error: SectionError,
+    section: &Path,
+    tag: &str,
+    fixed: &[&str],
+    layers: &Layers,
+) -> RecipeError {
     let SectionError { key, message, mut known } = error;
-    let report = RecipeError::new(ErrorKind::Section, message);
-    let Some(key) = key else { return report.at_opt(layers.place(section)) };
+    let report = |text: &str| RecipeError::said(ErrorKind::Section, text);
+    let Some(key) = key else { return report(&message).at_opt(layers.place(section)) };
     let inner = Path::parse(&key).0;
     let path = Path([section.0.as_slice(), &inner].concat());
-    if key == tag {
+    let last = key.rsplit('.').next().unwrap_or_default();
+    let value = || report(&format!("{path}: {message}"));
+    if last == tag {
         let given = layers.find(&path).and_then(|(_, node)| node.as_str()).unwrap_or_default();
+        let report = match message.contains(given) {
+            true => report(&message),
+            false => report(&format!("{message} `{given}`")),
+        };
         return report.at_opt(layers.place(&path)).known(given, &known);
     }
-    let last = key.rsplit('.').next().unwrap_or_default();
     if known.is_empty() || known.iter().any(|name| name == last) {
-        return report.at_opt(layers.place(&path));
+        let (choices, given) = choices(&message);
+        return value().at_opt(layers.place(&path)).nearest(given, &choices);
     }
+    let report = report(&message);
     if inner.len() == 1 {
-        known.extend(fixed.iter().map(|key| (*key).to_owned()));
+        let more: Vec<String> = fixed.iter().map(|key| (*key).to_owned()).collect();
+        known.extend(more.into_iter().filter(|key| !known.contains(key)).collect::<Vec<_>>());
     }
     report.at_opt(layers.key_place(&path)).known(last, &known)
+}
+
+/// The words in backquotes of ``expected `fine` or `coarse`, found `corse` ``, and what was found.
+fn choices(message: &str) -> (Vec<&str>, &str) {
+    let (before, after) = message.split_once(", found `").unwrap_or_default();
+    (before.split('`').skip(1).step_by(2).collect(), after.split('`').next().unwrap_or_default())
 }
 
 /// Each group against the optimizer that its parameters get.
@@ -178,13 +205,19 @@ fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> 
 }
 
 /// Ranges of the fixed sections, and values that contradict each other.
-pub(super) fn check(spec: &Spec, layers: &Layers) -> Result<(), RecipeError> {
+pub(super) fn check(spec: &Spec, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
     let checks = Checks { layers };
     checks.name(&spec.name)?;
     checks.task(spec)?;
     if let Some(data) = &spec.data {
         checks.data(data)?;
+        match sections.data_kind(&data.name) {
+            Some(Kind::Images) => checks.images(spec, data)?,
+            Some(Kind::Text) => checks.text(spec, data)?,
+            None => {}
+        }
     }
+    checks.schedule(spec)?;
     for (index, group) in spec.optimizer.groups.iter().enumerate() {
         checks.pattern(&Path::parse("optimizer.groups").index(index).key("match"), &group.pattern)?;
     }
@@ -267,6 +300,74 @@ impl Checks<'_> {
         )?;
         for (index, std) in normalize.std.iter().enumerate() {
             self.positive(&format!("data.augment.normalize.std[{index}]"), Some(*std))?;
+        }
+        Ok(())
+    }
+
+    /// What is for text only.
+    fn images(&self, spec: &Spec, data: &Data) -> Result<(), RecipeError> {
+        if spec.train.bptt.is_some() {
+            return Err(self.unused("train.bptt", "images are not cut into windows"));
+        }
+        if data.subset.is_some_and(|subset| subset.val.is_some()) {
+            let why = "images bring no validation set; `data.val` carves one out";
+            return Err(self.unused("data.subset.val", why));
+        }
+        Ok(())
+    }
+
+    /// What is for images only, and what text needs.
+    fn text(&self, spec: &Spec, data: &Data) -> Result<(), RecipeError> {
+        let Augment { crop_pad, flip, cutout, mixup, normalize } = &data.augment;
+        let images_only = [
+            ("crop_pad", *crop_pad > 0),
+            ("flip", *flip),
+            ("cutout", *cutout > 0),
+            ("mixup", *mixup > 0.0),
+            ("normalize", normalize.is_some()),
+        ];
+        if let Some((key, _)) = images_only.iter().find(|(_, set)| *set) {
+            return Err(self.unused(&format!("data.augment.{key}"), "text is not augmented"));
+        }
+        if data.val.is_some() {
+            return Err(self.unused("data.val", "text brings a validation set of its own"));
+        }
+        if spec.train.bptt.is_none() {
+            return Err(de::missing(&Path::parse("train.bptt"), self.layers)
+                .help("text is cut into windows: for example `bptt: {length: 70}`"));
+        }
+        Ok(())
+    }
+
+    /// A setting that nothing would read.
+    fn unused(&self, path: &str, why: &str) -> RecipeError {
+        self.fail(&Path::parse(path), format!("{path} would be ignored: {why}"))
+            .help("leave it out, or set it to `null`")
+    }
+
+    fn schedule(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let schedule = &spec.schedule;
+        let per_epoch = schedule.config.get("per").is_none_or(|per| per == "epoch");
+        let moves = |kind: &str| !matches!(kind, "constant" | "plateau");
+        let momentum = schedule.config.get("momentum").is_some();
+        if spec.problem.is_some() && per_epoch && (moves(&schedule.kind) || momentum) {
+            let message = "a problem has no epochs: a schedule of them would stand still";
+            return Err(self
+                .fail(&Path::parse("schedule.kind"), message.to_owned())
+                .help("give `per: step`"));
+        }
+        // The factor of a momentum belongs to the optimizer's own: of a group with another one it is not known whose.
+        if momentum {
+            for (index, group) in spec.optimizer.groups.iter().enumerate().filter(|(_, g)| g.name.is_none()) {
+                if let Some(key) =
+                    ["momentum", "beta1"].into_iter().find(|key| group.hyper.contains_key(*key))
+                {
+                    let path = Path::parse("optimizer.groups").index(index).key(key);
+                    let message =
+                        format!("{path} would be ignored: `schedule.momentum` moves that of all groups");
+                    return Err(self.fail(&path, message).help("leave one of the two out"));
+                }
+            }
         }
         Ok(())
     }
@@ -359,6 +460,11 @@ impl Checks<'_> {
             );
             return Err(self.fail(path, message));
         }
-        Ok(())
+        taper_optim::Group::new(pattern).pattern().map(drop).map_err(|error| {
+            // The last line says what is wrong; those before draw it, as the report does.
+            let said = error.to_string();
+            let what = said.lines().last().unwrap_or_default().trim_start_matches("error: ");
+            self.fail(path, format!("{path}: `{pattern}` is no regular expression: {what}"))
+        })
     }
 }

@@ -131,14 +131,43 @@ impl de::Error for Fault {
 
 /// Rust's type names in a user's words.
 fn wanted(expected: &dyn Expected) -> String {
-    let expected = expected.to_string();
-    match expected.as_str() {
+    named(&expected.to_string())
+}
+
+fn named(expected: &str) -> String {
+    match expected {
         "u32" | "u64" | "usize" => "a whole number of at least 0".to_owned(),
         "f64" => "a number".to_owned(),
         "a sequence" => "a list".to_owned(),
         "a map" => "a map of keys".to_owned(),
-        _ => expected,
+        "a string" | "path string" => "a text".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        _ if expected.starts_with("struct ") || expected.contains(" enum ") => "a map of keys".to_owned(),
+        _ => expected.to_owned(),
     }
+}
+
+/// What serde_json says of a value that does not fit, in a user's words; anything else as it is.
+pub(crate) fn in_words(message: &str) -> String {
+    let (said, rest) = message.split_at(message.find(" (the default is ").unwrap_or(message.len()));
+    if let Some((found, expected)) =
+        said.strip_prefix("unknown variant `").and_then(|said| said.split_once("`, expected "))
+    {
+        return format!("expected {expected}, found `{found}`{rest}");
+    }
+    let misfit = said.strip_prefix("invalid type: ").or(said.strip_prefix("invalid value: "));
+    let Some((found, expected)) = misfit.and_then(|said| said.rsplit_once(", expected ")) else {
+        return message.to_owned();
+    };
+    let found = match (found, found.split_once([' ', '`'])) {
+        ("sequence", _) => "a list".to_owned(),
+        ("map", _) => "a map of keys".to_owned(),
+        ("null", _) => "nothing".to_owned(),
+        (_, Some(("string", text))) => format!("the text `{}`", text.trim_matches('"')),
+        // A number or a truth value, in backquotes already.
+        _ => found.find('`').map_or(found, |quote| &found[quote..]).to_owned(),
+    };
+    format!("expected {}, found {found}{rest}", named(expected))
 }
 
 fn given(found: Unexpected<'_>) -> String {

@@ -44,7 +44,9 @@ pub struct RecipeError(Box<Report>);
 #[derive(Debug, Clone)]
 struct Report {
     kind: ErrorKind,
+    warning: bool,
     message: String,
+    cause: Vec<String>,
     place: Option<Span>,
     notes: Vec<String>,
     help: Vec<String>,
@@ -52,8 +54,24 @@ struct Report {
 
 impl RecipeError {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        let (place, notes, help) = Default::default();
-        Self(Box::new(Report { kind, message: message.into(), place, notes, help }))
+        let (place, cause, notes, help) = Default::default();
+        Self(Box::new(Report { kind, warning: false, message: message.into(), cause, place, notes, help }))
+    }
+
+    /// What something else said, in lines of its own: the first is the message, the others stand below the place.
+    pub(super) fn said(kind: ErrorKind, text: &str) -> Self {
+        let mut lines = text.lines();
+        let mut report = Self::new(kind, lines.next().unwrap_or_default());
+        let rest: Vec<&str> = lines.filter(|line| !line.trim().is_empty()).collect();
+        let indent = rest.iter().map(|line| line.len() - line.trim_start().len()).min().unwrap_or(0);
+        report.0.cause = rest.iter().map(|line| line.get(indent..).unwrap_or(line).to_owned()).collect();
+        report
+    }
+
+    /// The same, not as an error.
+    pub(super) fn as_warning(mut self) -> Self {
+        self.0.warning = true;
+        self
     }
 
     /// Points at the place; the first place given stays.
@@ -115,7 +133,8 @@ impl RecipeError {
     /// The report as text, with terminal colours if `color`.
     pub fn render(&self, color: bool) -> String {
         let report = &*self.0;
-        let mut group = Group::with_title(Level::ERROR.primary_title(shown(&report.message)));
+        let level = if report.warning { Level::WARNING } else { Level::ERROR };
+        let mut group = Group::with_title(level.primary_title(shown(&report.message)));
         if let Some(span) = &report.place {
             let Excerpt { text, line, range } = excerpt(&span.source.text, span.range());
             group = group.element(
@@ -124,6 +143,10 @@ impl RecipeError {
                     .path(shown(&span.source.label))
                     .annotation(AnnotationKind::Primary.span(range)),
             );
+        }
+        let cause: Vec<String> = report.cause.iter().map(|line| shown(line)).collect();
+        if !cause.is_empty() {
+            group = group.element(Level::NOTE.no_name().message(cause.join("\n")));
         }
         let notes = report.notes.iter().map(|text| Level::NOTE.message(shown(text)));
         let help = report.help.iter().map(|text| Level::HELP.message(shown(text)));

@@ -76,6 +76,13 @@ impl Layers {
         self.0.push(Arc::new(layer));
     }
 
+    /// Takes a section out of all layers.
+    pub fn remove(&mut self, section: &str) {
+        for layer in self.0.iter_mut().filter(|layer| layer.entry(section).is_some()) {
+            Arc::make_mut(layer).remove(&[section]);
+        }
+    }
+
     /// The place of the value that the merge keeps: the topmost layer that has the path. With the place of its key.
     pub fn find(&self, path: &Path) -> Option<(Option<&Span>, &Node)> {
         self.0.iter().rev().find_map(|layer| layer.get(&path.0))
@@ -360,12 +367,26 @@ fn setting(
     let plain =
         |part: &&str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_-".contains(c));
     if !path.iter().all(plain) || path.len() > MAX_DEPTH {
-        return Err(RecipeError::new(ErrorKind::Override, "expected a key like `train.epochs`").at(&key_span));
+        let report =
+            RecipeError::new(ErrorKind::Override, "expected a key like `train.epochs`").at(&key_span);
+        return Err(match path.iter().any(|part| part.contains('[')) {
+            true => report.help("a list is set as a whole: --set 'train.freeze=[\"*.bias\"]'"),
+            false => report,
+        });
     }
     if path == ["extends"] {
         return Err(RecipeError::new(ErrorKind::Override, "`extends` belongs in a recipe file").at(&key_span));
     }
     let value = yaml::parse_part(source, key.end + 1..source.text.len())?;
+    let text = &source.text[key.end + 1..];
+    if value.is_null() && !matches!(text.trim(), "null" | "Null" | "NULL" | "~") {
+        return Err(RecipeError::new(
+            ErrorKind::Override,
+            format!("expected a value for `{}`, found none", path.join(".")),
+        )
+        .at(&key_span)
+        .help("`null` takes a setting back to its default, `\"\"` is an empty text"));
+    }
     layer.insert(path, &key_span, value);
     Ok(())
 }

@@ -37,6 +37,7 @@ mod path;
 mod schema;
 mod source;
 mod sweep;
+mod warn;
 mod write;
 mod yaml;
 
@@ -47,8 +48,12 @@ use std::path::Path as FilePath;
 use serde_json::Value;
 
 pub use check::{SectionError, Sections, Unchecked};
+pub(crate) use de::in_words;
 pub use error::nearest;
 pub use error::{ErrorKind, RecipeError};
+
+/// Something that a recipe says to no effect: it shows like an error, and begins with `warning`.
+pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
     Augment, Average, Bptt, Budget, Checkpoint, Data, Device, EarlyStop, Group, Holdout, LossForScale, Map,
@@ -135,6 +140,8 @@ impl Recipe {
         let Some(variations) = sweep::expand(&whole, &top)? else {
             return Self::single(whole, stem, Vec::new(), sections);
         };
+        // A run knows nothing of the others: each would carry the list of all of them through its merge.
+        base.remove("sweep");
         let mut runs: Vec<Recipe> = Vec::new();
         let mut ids = HashSet::new();
         for variation in variations {
@@ -171,7 +178,7 @@ impl Recipe {
         merged.entry("name").or_insert_with(|| stem.into());
         check::fill(&mut merged, &layers, sections)?;
         let spec: Spec = de::read(&Value::Object(merged), &Path::default(), &layers)?;
-        check::check(&spec, &layers)?;
+        check::check(&spec, &layers, sections)?;
         let resolved = serde_json::to_value(&spec).map_err(|error| {
             RecipeError::new(ErrorKind::Value, format!("the recipe cannot be written: {error}"))
         })?;
@@ -284,7 +291,13 @@ impl Recipe {
     /// A mistake that only shows later (a pattern that matches no parameter, a file that is not there), reported where
     /// the setting at `path` (`optimizer.groups[0].match`) came from.
     pub fn error_at(&self, path: &str, message: impl Into<String>) -> RecipeError {
-        RecipeError::new(ErrorKind::Value, message).at_opt(self.layers.place(&Path::parse(path)))
+        RecipeError::said(ErrorKind::Value, &message.into()).at_opt(self.layers.place(&Path::parse(path)))
+    }
+
+    /// What a registry refuses only once it is used (a model that does not fit the data), reported as if it had refused the
+    /// section at once.
+    pub fn refused(&self, section: &str, error: SectionError) -> RecipeError {
+        check::refused(error, &Path::parse(section), "name", &[], &self.layers)
     }
 }
 

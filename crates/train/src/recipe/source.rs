@@ -1,8 +1,6 @@
 //! Texts that settings are read from, and places in them.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -42,24 +40,14 @@ impl Source {
     /// Reads a file that must be a regular file of UTF-8 text of sensible size.
     pub fn read(path: &Path) -> Result<Arc<Self>, RecipeError> {
         let label = tidy(path).display().to_string();
-        let fail = |message: String| RecipeError::new(ErrorKind::File, message);
-        let io = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::NotFound => fail(format!("recipe `{label}` does not exist")),
-            _ => fail(format!("cannot read recipe `{label}`: {error}")),
-        };
-        let about = std::fs::metadata(path).map_err(io)?;
-        if about.is_dir() {
-            return Err(fail(format!("expected a recipe file, found the directory `{label}`")));
-        }
-        // A pipe or a device may never end, or never begin.
-        if !about.is_file() {
-            return Err(fail(format!("expected a recipe file, `{label}` is not a regular file")));
-        }
-        let mut bytes = Vec::new();
-        File::open(path).map_err(io)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(fail(format!("`{label}` is larger than {MAX_BYTES} bytes: not a recipe")));
-        }
+        let bytes = taper_files::read_regular(path, MAX_BYTES).map_err(|error| {
+            let message = match error.source.kind() {
+                std::io::ErrorKind::NotFound => format!("recipe `{label}` does not exist"),
+                std::io::ErrorKind::FileTooLarge => format!("`{label}` is no recipe: {}", error.source),
+                _ => format!("cannot read `{label}`: {}", error.source),
+            };
+            RecipeError::new(ErrorKind::File, message)
+        })?;
         match String::from_utf8(bytes) {
             Ok(text) => Ok(Self::new(Origin::File, label, text)),
             Err(error) => {

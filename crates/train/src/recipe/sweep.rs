@@ -212,15 +212,24 @@ impl Reader<'_> {
 
     fn range(&self, path: &Path, range: &Range) -> Result<(), RecipeError> {
         let fits = match range {
-            Range { uniform: Some((low, high)), log: None, choice: None } => low < high,
+            Range { uniform: Some((low, high)), log: None, choice: None } => {
+                if low < high && !(high - low).is_finite() {
+                    let message = format!(
+                        "expected bounds whose difference is a finite number, found [{low:e}, {high:e}]"
+                    );
+                    return Err(self.fail(&path.key("uniform"), message));
+                }
+                low < high
+            }
             Range { uniform: None, log: Some((low, high)), choice: None } => 0.0 < *low && low < high,
             Range { uniform: None, log: None, choice: Some(values) } => {
                 !values.is_empty() && !values.iter().any(|value| value.is_array() || value.is_object())
             }
             _ => false,
         };
-        let message =
-            "expected `{log: [low, high]}`, `{uniform: [low, high]}` or `{choice: [values]}`".to_owned();
+        let message = "expected `{log: [low, high]}`, `{uniform: [low, high]}` or `{choice: [values]}`, the lower bound \
+                       first and, for `log`, above 0"
+            .to_owned();
         if fits { Ok(()) } else { Err(self.fail(path, message)) }
     }
 
@@ -285,7 +294,9 @@ impl Range {
     /// The value at `unit` in [0, 1); `Reader::range` has checked that one of the three is there.
     fn at(&self, unit: f64) -> Value {
         // Six digits are finer than any search, and the same on machines whose `exp` rounds differently.
-        let rounded = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
+        let rounded =
+            |value: f64| format!("{value:.5e}").parse().ok().filter(|x: &f64| x.is_finite()).unwrap_or(value);
+        // `Reader::range` has checked that all values between the bounds are finite.
         let number = |value: f64| Number::from_f64(rounded(value)).map_or(Value::Null, Value::Number);
         match self {
             Range { uniform: Some((low, high)), .. } => number(low + (high - low) * unit),

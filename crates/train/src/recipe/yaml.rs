@@ -167,7 +167,7 @@ fn syntax_error(source: &Arc<Source>, part: &Range<usize>, error: &serde_saphyr:
         E::DuplicateMappingKey { key: Some(key), .. } => format!("key `{key}` is given twice"),
         E::MultipleDocuments { .. } => "expected one YAML document, found another one".to_owned(),
         E::Budget { breach: B::Depth { .. }, .. } => format!("nested deeper than {MAX_DEPTH} levels"),
-        E::Budget { breach, .. } => format!("more than a recipe may hold: {breach:?}"),
+        E::Budget { breach, .. } => format!("more than a recipe may hold: {}", too_many(breach)),
         E::UnknownAnchor { .. } => "expected an alias of an anchor above, found one of none".to_owned(),
         E::RecursiveReferencesRequireWeakTypes { .. } => "an anchor holds an alias of itself".to_owned(),
         E::AliasReplayLimitExceeded { .. } | E::AliasExpansionLimitExceeded { .. } => {
@@ -180,6 +180,16 @@ fn syntax_error(source: &Arc<Source>, part: &Range<usize>, error: &serde_saphyr:
     match error.location() {
         Some(location) => report.at(&span(source, part, location)),
         None => report.note(format!("in {}", source.label)),
+    }
+}
+
+/// What there is too much of.
+fn too_many(breach: &serde_saphyr::budget::BudgetBreach) -> &'static str {
+    use serde_saphyr::budget::BudgetBreach as B;
+    match breach {
+        B::Aliases { .. } => "aliases",
+        B::Anchors { .. } => "anchors",
+        _ => "keys and values",
     }
 }
 

@@ -4,6 +4,7 @@ use super::optimizers::Optimizers;
 use super::{RunError, Split, task};
 use crate::{Recipe, Registries};
 use serde_json::Value;
+use std::time::Instant;
 use taper_data::Search;
 use taper_optim::ParamInfo;
 
@@ -40,15 +41,17 @@ impl Inspection {
 }
 
 /// Evaluates the start of the test set of a run that has not begun, for as long as `more`, told the samples of each batch,
-/// asks for another.
+/// asks for another. Returns when the evaluation began, the data read and the model built.
 pub fn evaluate_start(
     recipe: &Recipe,
     registries: &Registries,
     search: &Search,
     more: &mut dyn FnMut(u64) -> bool,
-) -> Result<(), RunError> {
+) -> Result<Instant, RunError> {
     let mut task = task::of(recipe, registries, search, &device(recipe)?)?;
-    task.evaluate_while(Split::Test, more).map(drop)
+    let begin = Instant::now();
+    task.evaluate_while(Split::Test, more)?;
+    Ok(begin)
 }
 
 /// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an

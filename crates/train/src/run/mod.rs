@@ -18,6 +18,7 @@ mod feed;
 mod figure;
 pub(crate) mod folder;
 mod inspect;
+mod locate;
 mod lock;
 mod manifest;
 mod metrics;
@@ -32,6 +33,7 @@ mod task;
 pub(crate) mod tensorboard;
 mod timing;
 mod watch;
+mod weights;
 
 pub use error::RunError;
 pub use inspect::{Inspection, Part, inspect};
@@ -300,6 +302,7 @@ impl Run<'_> {
         let train = &self.recipe.train;
         let mut mean = (train.accumulate > 1).then(|| Accumulator::new(self.optimizers.vars.clone()));
         let (mut total, mut raw, mut samples) = (Figure::Known(0.0), Figure::Known(0.0), 0);
+        let mut rate_scale = 0.0;
         for number in 0.. {
             let draw = self.state.step.wrapping_mul(train.accumulate).wrapping_add(number);
             let Some(batch) = self.task.next(draw)? else { break };
@@ -314,6 +317,7 @@ impl Run<'_> {
             let weight = batch.samples as f64;
             (total, raw) = (total.plus(&batch.total, weight)?, raw.plus(&batch.raw, weight)?);
             samples += batch.samples;
+            rate_scale += batch.rate_scale;
             // The losses, which may be on a GPU, have their mean here.
             mean.add(&batch.grads, 0.0, weight)?;
             if number + 1 < train.accumulate && !batch.last {
@@ -321,7 +325,9 @@ impl Run<'_> {
             }
             let Some((grads, _)) = mean.take()? else { break };
             let (total, raw) = (total.over(samples as f64)?, raw.over(samples as f64)?);
-            return Ok(Some(Gradient { grads, total, raw, samples, ..batch }));
+            // Windows of text have their rates by their lengths: the step has that of their mean length.
+            let rate_scale = rate_scale / (number + 1) as f64;
+            return Ok(Some(Gradient { grads, total, raw, samples, rate_scale, ..batch }));
         }
         Ok(None)
     }

@@ -323,7 +323,7 @@ impl Source {
                     PipelineConfig { batch_size: section.batch_size, shuffle: true, augment, ..still(rest) };
                 let train = ImagePipeline::new(train, moving, recipe.seed)?;
                 if train.samples() == 0 {
-                    return Err(recipe.error_at("data.val", "leaves no sample to train on").into());
+                    return Err(recipe.error_at("data.val", "data.val leaves no sample to train on").into());
                 }
                 Ok(Self::Images { train, val, test: ImagePipeline::new(test, still(None), recipe.seed)? })
             }

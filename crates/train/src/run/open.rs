@@ -9,7 +9,7 @@ use super::optimizers::Optimizers;
 use super::progress::Progress;
 use super::task::{self, Task};
 use super::timing::Timing;
-use super::{CARRY, Options, Run, RunError, folder};
+use super::{CARRY, Options, Run, RunError, folder, weights};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
@@ -34,9 +34,9 @@ impl<'a> Run<'a> {
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
         if let Some(file) = &recipe.train.init_from {
-            task.params()
-                .load(Path::new(file))
-                .map_err(|e| recipe.error_at("train.init_from", e.to_string()))?;
+            let refuse = |message: String| recipe.error_at("train.init_from", message);
+            let tensors = weights::read(Path::new(file)).map_err(refuse)?;
+            task.params().set(&tensors).map_err(|e| refuse(format!("{file}: {e}")))?;
         }
         let metric = metric(recipe, &*task)?;
         let select = select(recipe, &*task)?;

@@ -32,7 +32,6 @@ pub(crate) struct Optimizers {
     /// What takes the place of the first when the run switches to averaged SGD.
     averaged: Option<Box<dyn Optimizer>>,
     schedules: Schedules,
-    momentum: Option<f64>,
 }
 
 impl Optimizers {
@@ -42,6 +41,7 @@ impl Optimizers {
         params: Vec<(String, Var)>,
     ) -> Result<Self, RunError> {
         let section = &recipe.optimizer;
+        // The recipe's check has compiled them all.
         let pattern = |text: &str| Group::new(text).pattern().map_err(RunError::from);
         let mut params = params;
         for (i, frozen) in recipe.train.freeze.iter().enumerate() {
@@ -70,7 +70,8 @@ impl Optimizers {
                 let message = format!("`{}` matches no parameter", group.pattern);
                 return Err(recipe.error_at(&key, message).into());
             }
-            all.push(registries.optimizers.build(name, own, &group.hyper)?);
+            let built = registries.optimizers.build(name, own, &group.hyper);
+            all.push(built.map_err(|e| recipe.error_at(&key, e.to_string()))?);
         }
         if let Some(pattern) = no_decay_pattern(&section.no_decay) {
             // Only what no other group claims, and only if it is there: an MLP has no norm layers.
@@ -119,14 +120,13 @@ impl Optimizers {
         all.insert(0, entry.build(params, &hyper, &groups).map_err(|e| locate(recipe, e))?);
 
         let schedule = &recipe.schedule;
-        let schedules = Schedules::new(&schedule.kind, &schedule.config)
-            .map_err(|e| recipe.error_at("schedule", e.message))?;
-        let momentum = ["momentum", "beta1"].iter().find_map(|key| hyper.get(*key)?.as_f64());
-        if schedules.momentum.is_some() && momentum.is_none() {
+        let schedules =
+            Schedules::new(&schedule.kind, &schedule.config).map_err(|e| recipe.refused("schedule", e))?;
+        if schedules.momentum.is_some() && momentum(&*all[0]).is_none_or(|momentum| momentum == 0.0) {
             let message = format!("{} has no momentum to schedule", section.name);
             return Err(recipe.error_at("schedule.momentum", message).into());
         }
-        Ok(Self { all, vars, averaged, schedules, momentum })
+        Ok(Self { all, vars, averaged, schedules })
     }
 
     /// The base learning rate of the recipe's optimizer.
@@ -148,15 +148,16 @@ impl Optimizers {
         time: &Time,
         factor: f64,
     ) -> Result<(), RunError> {
-        let context = match (&self.schedules.momentum, self.momentum) {
-            (Some(schedule), Some(momentum)) => {
-                let (t, total) = time.at(self.schedules.per);
-                context.momentum(momentum * schedule.factor(t, total))
-            }
-            _ => context,
-        };
+        let moved = self.schedules.momentum.as_ref().map(|schedule| {
+            let (t, total) = time.at(self.schedules.per);
+            schedule.factor(t, total)
+        });
         for optimizer in &mut self.all {
-            let context = context.lr(optimizer.lr() * factor);
+            let mut context = context.lr(optimizer.lr() * factor);
+            // Each has a momentum of its own to move, or none.
+            if let Some((factor, momentum)) = moved.zip(momentum(&**optimizer)) {
+                context = context.momentum(momentum * factor);
+            }
             optimizer.step_deferred(grads, &context, deferred)?;
         }
         Ok(())
@@ -215,6 +216,12 @@ impl Optimizers {
         }
         Ok(())
     }
+}
+
+/// An optimizer's momentum, by whichever name; `None` where it has none.
+fn momentum(optimizer: &dyn Optimizer) -> Option<f64> {
+    let config = optimizer.config();
+    ["momentum", "beta1"].iter().find_map(|key| config.get(*key)?.as_f64())
 }
 
 /// Points at the group of the recipe that the optimizer refuses.

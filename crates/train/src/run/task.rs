@@ -5,6 +5,7 @@
 use super::RunError;
 use super::checkpoint::Sums;
 use super::figure::Figure;
+use super::locate::locate;
 use super::metrics::{Split, Values};
 use super::network::Network;
 use super::problem::Minimisation;
@@ -74,9 +75,9 @@ pub(crate) fn of(
     device: &Device,
 ) -> Result<Box<dyn Task>, RunError> {
     Ok(match recipe.task() {
-        recipe::Task::Network { data, model } => {
-            Box::new(Network::new(recipe, data, model, registries, search, device)?)
-        }
+        recipe::Task::Network { data, model } => Box::new(
+            Network::new(recipe, data, model, registries, search, device).map_err(|e| locate(recipe, e))?,
+        ),
         recipe::Task::Problem(problem) => Box::new(Minimisation::new(recipe, problem, registries)?),
     })
 }

@@ -64,7 +64,7 @@ fn files_that_are_no_recipes_are_named() {
 #[test]
 fn devices_are_not_read() {
     let error = Recipe::load("/dev/zero", &[], &Unchecked).unwrap_err();
-    assert!(error.message().ends_with("is not a regular file"), "{error}");
+    assert!(error.message().ends_with("expected a regular file, found a device"), "{error}");
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl RecipeError {
     }
 
     /// The same, not as an error.
-    pub(super) fn as_warning(mut self) -> Self {
+    pub(super) fn warning(mut self) -> Self {
         self.0.warning = true;
         self
     }

@@ -131,23 +131,24 @@ impl Recipe {
         let mut base = Layers::default();
         base.push(layers::defaults()?);
         files.into_iter().for_each(|layer| base.push(layer));
-        let top = [layers::environment(variables)?, layers::overrides(set)?];
-        let with_top = |mut layers: Layers| {
+        let mut top = [layers::environment(variables)?, layers::overrides(set)?];
+        let with = |mut layers: Layers, top: &[yaml::Node]| {
             top.iter().for_each(|layer| layers.push(layer.clone()));
             layers
         };
-        let whole = with_top(base.clone());
+        let whole = with(base.clone(), &top);
         let Some(variations) = sweep::expand(&whole, &top)? else {
             return Self::single(whole, stem, Vec::new(), sections);
         };
         // A run knows nothing of the others: each would carry the list of all of them through its merge.
         base.remove("sweep");
+        top.iter_mut().for_each(|layer| layer.remove(&["sweep"]));
         let mut runs: Vec<Recipe> = Vec::new();
         let mut ids = HashSet::new();
         for variation in variations {
             let mut layers = base.clone();
             layers.push(variation.layer);
-            let run = Self::single(with_top(layers), stem, variation.varied, sections)?;
+            let run = Self::single(with(layers, &top), stem, variation.varied, sections)?;
             // A sweep is a set: what it holds twice runs once.
             if ids.insert(run.id.clone()) {
                 runs.push(run);

@@ -294,8 +294,7 @@ impl Range {
     /// The value at `unit` in [0, 1); `Reader::range` has checked that one of the three is there.
     fn at(&self, unit: f64) -> Value {
         // Six digits are finer than any search, and the same on machines whose `exp` rounds differently.
-        let rounded =
-            |value: f64| format!("{value:.5e}").parse().ok().filter(|x: &f64| x.is_finite()).unwrap_or(value);
+        let rounded = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
         // `Reader::range` has checked that all values between the bounds are finite.
         let number = |value: f64| Number::from_f64(rounded(value)).map_or(Value::Null, Value::Number);
         match self {

@@ -59,7 +59,7 @@ impl Recipe {
         }
         let warning = |(path, message): (String, String)| {
             let place = self.layers.place(&Path::parse(&path));
-            RecipeError::new(ErrorKind::Value, message).at_opt(place).as_warning()
+            RecipeError::new(ErrorKind::Value, message).at_opt(place).warning()
         };
         found.into_iter().map(warning).collect()
     }

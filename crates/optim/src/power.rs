@@ -26,6 +26,11 @@ const EXP: [f64; 15] = {
     terms
 };
 
+/// βᵗ, to the last bit or next to it, and the same bits on every system: once a step, on the host.
+pub fn of_step(beta: f64, t: u64) -> f64 {
+    libm::pow(beta, t as f64)
+}
+
 /// x to the power y for x ≥ 0 and finite y, to |y log₂ x| · 2⁻⁵² of itself.
 #[inline(always)]
 pub fn power64(x: f64, y: f64) -> f64 {

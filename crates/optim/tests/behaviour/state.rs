@@ -3,7 +3,7 @@ use crate::common::{Bench, bits, map, names, var};
 use candle_core::DType;
 use proptest::prelude::*;
 use serde_json::{Map, json};
-use taper_optim::{Error, Group, Registry, StateDict};
+use taper_optim::{Error, Group, Load, Registry, StateDict};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
@@ -129,14 +129,16 @@ fn groups_with_buffers_of_their_own_are_saved_too() {
 
 #[test]
 fn state_moves_between_optimizers_of_one_kind_and_other_switches() {
-    // Switches that shape no buffer may change between sessions: here the kind of decay of `decgd`.
+    // Switches that shape no buffer may change between sessions, if that is meant: here the kind of decay of `decgd`.
     let build = |decay: &str| {
         let params = vec![("x".into(), var(&[1.0, 2.0], DType::F64))];
         let config = map(json!({"decay": decay, "weight_decay": 0.1}));
         Registry::builtin().build("decgd", params, &config).unwrap()
     };
     let state = build("l2").state_dict().unwrap();
-    assert!(build("coupled_q").load_state_dict(&state).is_ok());
+    let error = build("coupled_q").load_state_dict(&state).unwrap_err().to_string();
+    assert!(error.contains("decay: expected \"coupled_q\", found \"l2\" (of x)"), "{error}");
+    assert!(build("coupled_q").load_state_dict_with(&state, Load::strict().keep_hyperparameters()).is_ok());
     // A state without tensors is no state of Adam's.
     let mut adam = Bench::new("adam", &[1], DType::F32, 1);
     assert!(adam.optimizer.load_state_dict(&StateDict::default()).is_err());

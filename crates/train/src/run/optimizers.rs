@@ -32,7 +32,6 @@ pub(crate) struct Optimizers {
     /// What takes the place of the first when the run switches to averaged SGD.
     averaged: Option<Box<dyn Optimizer>>,
     schedules: Schedules,
-    momentum: Option<f64>,
 }
 
 impl Optimizers {
@@ -47,7 +46,7 @@ impl Optimizers {
         for (i, frozen) in recipe.train.freeze.iter().enumerate() {
             let pattern = pattern(frozen)?;
             let before = params.len();
-            params.retain(|(name, _)| !pattern.is_match(name));
+            params.retain(|(name, var)| !pattern.is_match(name, var.rank()));
             if params.len() == before {
                 let message = format!("`{frozen}` matches no parameter that is still trained");
                 return Err(recipe.error_at(&format!("train.freeze[{i}]"), message).into());
@@ -64,7 +63,8 @@ impl Optimizers {
                 continue;
             };
             let pattern = pattern(&group.pattern)?;
-            let (own, rest): (Vec<_>, Vec<_>) = params.into_iter().partition(|(n, _)| pattern.is_match(n));
+            let (own, rest): (Vec<_>, Vec<_>) =
+                params.into_iter().partition(|(n, var)| pattern.is_match(n, var.rank()));
             params = rest;
             if own.is_empty() {
                 let message = format!("`{}` matches no parameter", group.pattern);
@@ -76,9 +76,10 @@ impl Optimizers {
             // Only what no other group claims, and only if it is there: an MLP has no norm layers.
             let taken = groups.iter().map(Group::pattern).collect::<Result<Vec<_>, _>>()?;
             let wanted = regex::Regex::new(pattern).map_err(candle_core::Error::wrap)?;
-            let free = |name: &str| wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name));
-            let names: Vec<String> =
-                params.iter().filter(|(n, _)| free(n)).map(|(n, _)| regex::escape(n)).collect();
+            let free = |(name, var): &&(String, Var)| {
+                wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name, var.rank()))
+            };
+            let names: Vec<String> = params.iter().filter(free).map(|(n, _)| regex::escape(n)).collect();
             if !names.is_empty() {
                 let pattern = format!("/^({})$/", names.join("|"));
                 groups.push(Group {
@@ -121,12 +122,12 @@ impl Optimizers {
         let schedule = &recipe.schedule;
         let schedules = Schedules::new(&schedule.kind, &schedule.config)
             .map_err(|e| recipe.error_at("schedule", e.message))?;
-        let momentum = ["momentum", "beta1"].iter().find_map(|key| hyper.get(*key)?.as_f64());
-        if schedules.momentum.is_some() && momentum.is_none() {
+        let has_momentum = ["momentum", "beta1"].iter().any(|key| hyper.contains_key(*key));
+        if schedules.momentum.is_some() && !has_momentum {
             let message = format!("{} has no momentum to schedule", section.name);
             return Err(recipe.error_at("schedule.momentum", message).into());
         }
-        Ok(Self { all, vars, averaged, schedules, momentum })
+        Ok(Self { all, vars, averaged, schedules })
     }
 
     /// The base learning rate of the recipe's optimizer.
@@ -148,15 +149,15 @@ impl Optimizers {
         time: &Time,
         factor: f64,
     ) -> Result<(), RunError> {
-        let context = match (&self.schedules.momentum, self.momentum) {
-            (Some(schedule), Some(momentum)) => {
+        let context = match &self.schedules.momentum {
+            Some(schedule) => {
                 let (t, total) = time.at(self.schedules.per);
-                context.momentum(momentum * schedule.factor(t, total))
+                context.momentum_factor(schedule.factor(t, total))
             }
             _ => context,
         };
+        let context = context.factor(factor);
         for optimizer in &mut self.all {
-            let context = context.lr(optimizer.lr() * factor);
             optimizer.step_deferred(grads, &context, deferred)?;
         }
         Ok(())

@@ -289,7 +289,28 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// What is to be summed before `prepare`.
     const REDUCE: Option<Reduce> = None;
     /// The fewest and the most state buffers that [`Rule::buffers`] may ask for: kernels are built for these only. More
-    /// than [`MAX_BUFFERS`] do not compile.
+    /// than [`MAX_BUFFERS`] do not compile:
+    ///
+    /// ```compile_fail,E0080
+    /// # use taper_optim::rule::{Config, Input, Invalid, Real, Refusal, Rule, ranges};
+    /// # use taper_optim::{Info, SgdConfig, Registry, scalars};
+    /// # scalars! { struct None {} }
+    /// # static INFO: Info = Info { name: "many", about: "", paper: "", year: 0, formula: "" };
+    /// # #[derive(Debug)]
+    /// # struct Many;
+    /// impl Rule for Many {
+    ///     const BUFFERS: (usize, usize) = (1, 5);
+    ///     // …
+    /// #   type Config = SgdConfig;
+    /// #   type Scalars = None;
+    /// #   fn names() -> Vec<(&'static Info, SgdConfig)> { Vec::new() }
+    /// #   fn info(_: &SgdConfig) -> &'static Info { &INFO }
+    /// #   fn buffers(_: &SgdConfig) -> &'static [&'static str] { &["m"] }
+    /// #   fn prepare(_: &SgdConfig, _: &Input, _: &mut [f64]) -> Result<None, Refusal> { Ok(None {}) }
+    /// #   fn update<F: Real>(_: &None<F>, x: F, _: F, _: &mut [F]) -> F { x }
+    /// }
+    /// Registry::builtin().register::<Many>();
+    /// ```
     const BUFFERS: (usize, usize);
     /// The same arithmetic for GPUs: the text of an `update.h` (see [`device`](crate::device)), in which `Scalars` has the names
     /// of [`Scalars::NAMES`]. A rule without one runs on

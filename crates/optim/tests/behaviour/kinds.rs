@@ -202,12 +202,12 @@ impl TensorRule for History {
         &[]
     }
     fn step(step: &mut TensorStep<HistoryConfig>) -> Result<()> {
-        let flat = |of: fn(&TensorParam<HistoryConfig>) -> &Tensor| -> Result<Tensor> {
+        let flat = |of: fn(&TensorParam<HistoryConfig>) -> Tensor| -> Result<Tensor> {
             let parts =
                 step.params.iter().map(|p| of(p).flatten_all()).collect::<candle_core::Result<Vec<_>>>()?;
             Ok(Tensor::cat(&parts, 0)?)
         };
-        let (x, g) = (flat(|p| &p.x)?, flat(|p| &p.g)?);
+        let (x, g) = (flat(|p| p.x.clone())?, flat(|p| p.g.clone())?);
         let rate = match (step.shared.tensors.get("x"), step.shared.tensors.get("g")) {
             (Some(old_x), Some(old_g)) => {
                 let (s, y) = ((&x - old_x)?, (&g - old_g)?);

@@ -238,7 +238,7 @@ pub use rules::yogi::YogiConfig;
 pub use scaler::LossScaler;
 pub use schedule::{Part, Per, PlateauState, Schedule, Scheduler};
 pub use state::{Header, Load, ParamScalars, SavedGroup, StateDict};
-pub use tensor::{Displaced, Memory, TensorOptim, TensorParam, TensorRule, TensorStep};
+pub use tensor::{Displaced, Evaluation, Memory, Second, TensorOptim, TensorParam, TensorRule, TensorStep};
 
 /// AdaBelief; see [`rules::adabelief`].
 pub type AdaBelief = Optim<rules::adabelief::AdaBeliefRule>;

@@ -81,6 +81,11 @@ pub struct TensorStep<'a, C> {
     pub loss: Option<f64>,
 }
 
+/// The weights for evaluation of a parameter.
+pub type Evaluation<C> = fn(&TensorParam<C>) -> Result<Tensor>;
+/// A point for each parameter of a step.
+pub type Second<C> = fn(&TensorStep<C>) -> Result<Vec<Tensor>>;
+
 /// An optimizer's arithmetic on whole tensors, in candle's ops or ops of your own. Groups, rates, clipping, state and saving are
 /// [`TensorOptim`]'s.
 ///
@@ -93,9 +98,9 @@ pub trait TensorRule: Debug + Send + Sync + 'static {
     const NEEDS_LOSS: bool = false;
     /// Where the weights for evaluation are, if they are not those that are trained: from a parameter after its step, whose `g`
     /// is zero.
-    const EVALUATION: Option<fn(&TensorParam<Self::Config>) -> Result<Tensor>> = None;
+    const EVALUATION: Option<Evaluation<Self::Config>> = None;
     /// Where a second gradient of the batch is taken, for rules that step with it instead of the first: a point for each parameter.
-    const SECOND: Option<fn(&TensorStep<Self::Config>) -> Result<Vec<Tensor>>> = None;
+    const SECOND: Option<Second<Self::Config>> = None;
     /// Names of what it keeps in [`TensorStep::shared`].
     const SHARED: &'static [&'static str] = &[];
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use taper_optim::rule::{Config, Input, Invalid, Real, Reduce, Refusal, Rule, ranges};
 use taper_optim::{
-    Displaced, Error, Evaluated, Factory, Group, Info, Load, Optimizer, ParamInfo, Probe, Registry, Result,
-    Setup, StateDict, StepContext, TensorParam, TensorRule, TensorStep, scalars,
+    Displaced, Error, Evaluated, Evaluation, Factory, Group, Info, Load, Optimizer, ParamInfo, Probe,
+    Registry, Result, Second, Setup, StateDict, StepContext, TensorParam, TensorRule, TensorStep, scalars,
 };
 
 const fn info(name: &'static str) -> Info {
@@ -116,7 +116,7 @@ static FREE: Info = info("small_free");
 
 impl TensorRule for Free {
     type Config = FreeConfig;
-    const EVALUATION: Option<fn(&TensorParam<FreeConfig>) -> Result<Tensor>> = Some(|p| {
+    const EVALUATION: Option<Evaluation<FreeConfig>> = Some(|p| {
         let z = &p.memory.tensors["z"];
         Ok((((&p.x - (z * (1.0 - p.config.beta))?)?) / p.config.beta)?)
     });
@@ -154,7 +154,7 @@ static SHARP: Info = info("small_sharp");
 
 impl TensorRule for Sharp {
     type Config = SharpConfig;
-    const SECOND: Option<fn(&TensorStep<SharpConfig>) -> Result<Vec<Tensor>>> = Some(|step| {
+    const SECOND: Option<Second<SharpConfig>> = Some(|step| {
         let mut squares = 0.0;
         for p in &step.params {
             squares += p.g.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>()?;

@@ -29,7 +29,7 @@ fn a_step_and_readers_on_the_pool_do_not_wait_for_each_other() {
             }
         });
         let mut optimizer = Adam::in_order(vars.clone(), AdamConfig::default()).unwrap();
-        for _ in 0..60 {
+        for _ in 0..20 {
             let sums = vars.iter().map(|v| v.sqr().unwrap().sum_all().unwrap());
             let loss = sums.reduce(|a, b| (a + b).unwrap()).unwrap();
             optimizer.backward_step(&loss).unwrap();
@@ -129,7 +129,7 @@ fn schedules_groups_clipping_accumulation_and_probe() -> Result<()> {
     let (mut before, mut after) = (None, 0.0);
     for t in 0..20 {
         for half in 0..2 {
-            let loss = net.loss(2 * t + half)?;
+            let loss = net.loss(half)?;
             mean.add(&loss.backward()?, loss.to_scalar::<f32>()?.into(), 8.0)?;
             // Between micro-batches, too, a run can be stopped.
             let saved = StateDict::from_bytes(&mean.state_dict()?.to_bytes()?)?;

@@ -147,3 +147,64 @@ fn state_moves_between_optimizers_of_one_kind_and_other_switches() {
     assert!(sgd.state_dict().unwrap().tensors.is_empty());
     assert_eq!(bits(&adam.params[0].1).len(), 1);
 }
+
+#[test]
+fn a_file_is_replaced_as_a_whole() {
+    let folder = std::env::temp_dir().join(format!("taper-optim-replace-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (path, link) = (folder.join("state"), folder.join("link"));
+    let mut bench = Bench::new("adam", &[4], DType::F32, 2);
+    bench.optimizer.state_dict().unwrap().save(&path).unwrap();
+    // Another name of the same file: it sees what is written into the file, and not what takes its place.
+    std::fs::hard_link(&path, &link).unwrap();
+    let old = std::fs::read(&path).unwrap();
+    bench.steps(1, 1);
+    let state = bench.optimizer.state_dict().unwrap();
+    state.save(&path).unwrap();
+    assert_eq!(std::fs::read(&link).unwrap(), old);
+    assert_eq!(std::fs::read(&path).unwrap(), state.to_bytes().unwrap());
+    // One that cannot be put in its place leaves nothing behind.
+    let taken = folder.join("folder");
+    std::fs::create_dir_all(taken.join("full")).unwrap();
+    assert!(state.save(&taken).is_err());
+    let names = std::fs::read_dir(&folder).unwrap().count();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(names, 3);
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_saved_too() {
+    let mut state = StateDict::default();
+    for (i, value) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -0.0, 1e-310].into_iter().enumerate() {
+        state.header.shared.insert(i.to_string(), value);
+    }
+    let read = StateDict::from_bytes(&state.to_bytes().unwrap()).unwrap();
+    let bits = |state: &StateDict| state.header.shared.values().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&read), bits(&state));
+}
+
+#[test]
+fn state_of_before_is_still_read() {
+    // A header without rate, hyperparameters and order, as it was written first.
+    let mut bench = Bench::new("adam", &[2], DType::F32, 1);
+    bench.steps(1, 2);
+    let mut old = bench.optimizer.state_dict().unwrap();
+    (old.header.lr, old.header.by_position) = (None, None);
+    old.header.groups.clear();
+    let text = serde_json::to_string(&old.header).unwrap();
+    assert_eq!(text, r#"{"optimizer":"adam","params":{"p0":{"t":2,"memory":{}}}}"#);
+    Bench::new("adam", &[2], DType::F32, 1).optimizer.load_state_dict(&old).unwrap();
+}
+
+#[test]
+fn groups_that_differ_are_named_with_their_parameters() {
+    let build = |groups: &[Group]| {
+        let places = [("p0".into(), 0, 3), ("p1".into(), 3, 4)];
+        Bench::placed("sgdm", &Map::new(), groups, &places, DType::F32, 9).optimizer
+    };
+    let saved = build(&[Group::new("p1").set("weight_decay", 0.5)]).state_dict().unwrap();
+    let Err(Error::State(differences)) = build(&[]).load_state_dict(&saved) else { panic!("taken") };
+    assert_eq!(differences, ["weight_decay: expected 0, found 0.5 (of p1)"]);
+    // Another pattern for the same parameters is the same optimizer.
+    build(&[Group::new("/1$/").set("weight_decay", 0.5)]).load_state_dict(&saved).unwrap();
+}

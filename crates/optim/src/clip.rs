@@ -29,7 +29,12 @@ pub fn global_norm_on_device<'a>(
     grads: &GradStore,
     vars: impl IntoIterator<Item = &'a Var>,
 ) -> Result<Tensor> {
-    let grads: Vec<&Tensor> = vars.into_iter().filter_map(|var| grads.get(var)).collect();
+    global_norm_of(vars.into_iter().filter_map(|var| grads.get(var)))
+}
+
+/// The norm of gradients, a scalar on their device.
+pub(crate) fn global_norm_of<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
+    let grads: Vec<&Tensor> = grads.collect();
     if grads.iter().all(|grad| grad.device().is_cpu()) {
         let squares = grads.iter().map(|grad| sum_of_squares(grad));
         let sum = squares.sum::<candle_core::Result<f64>>()?;

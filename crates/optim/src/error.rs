@@ -1,10 +1,28 @@
+//! What can go wrong, in words that say what to do.
 use candle_core::DType;
 
 /// What can go wrong when an optimizer is built, stepped, saved or loaded.
 ///
 /// Whenever a call returns one of these, parameters and optimizer state are as they were before the call.
+///
+/// In a function that returns candle's `Result` the `?` turns it into candle's error, from which [`Error::in_candle`] has it
+/// back:
+///
+/// ```
+/// # fn main() -> candle_core::Result<()> {
+/// use candle_core::{Device, Var};
+/// use taper_optim::{DecGd, DecGdConfig, Error};
+///
+/// fn step(x: &Var) -> candle_core::Result<()> {
+///     let mut optimizer = DecGd::new(vec![x.clone()], DecGdConfig::default())?;
+///     Ok(optimizer.backward_step(&x.sum_all()?)?)
+/// }
+/// let error = step(&Var::new(&[-3f32], &Device::Cpu)?).unwrap_err();
+/// assert!(matches!(Error::in_candle(&error), Some(Error::Loss { loss: -3.0, .. })));
+/// # Ok(()) }
+/// ```
 #[non_exhaustive]
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// An optimizer name nobody registered.
     #[error("unknown optimizer `{name}`{}; known: {}", nearest(.name, .known), .known.join(", "))]
@@ -56,14 +74,24 @@ pub enum Error {
         /// Its dtype.
         found: DType,
     },
+    /// A parameter that cannot be stepped.
+    #[error("parameter `{name}`: expected {expected}, found {found}")]
+    Parameter {
+        /// The parameter.
+        name: String,
+        /// What was expected.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// A gradient that does not fit its parameter.
     #[error("gradient of `{name}`: expected {expected}, found {found}")]
     Gradient {
         /// The parameter.
         name: String,
-        /// Shape and dtype of the parameter.
+        /// Shape and dtype, or device, of the parameter.
         expected: String,
-        /// Shape and dtype of the gradient.
+        /// Shape and dtype, or device, of the gradient.
         found: String,
     },
     /// Parameters of one optimizer on several devices.
@@ -98,8 +126,36 @@ pub enum Error {
         "{0} needs the loss of the batch: call `backward_step(&loss)`, or `step` with `StepContext::new().loss(value)`"
     )]
     MissingLoss(String),
-    /// A loss f with f + c ≤ 0, or one that is not finite: √(f + c) does not exist.
-    #[error("{optimizer}: loss {loss} with c = {c}: f + c must be positive and finite; choose a larger c")]
+    /// A loss of more than one element, or of none.
+    #[error("expected a loss of one element, found shape {0:?}: take its mean (`mean_all`) or its sum")]
+    LossShape(Vec<usize>),
+    /// A loss that is infinite or no number.
+    #[error("{optimizer}: the loss is {loss}: no step was taken")]
+    LossNotFinite {
+        /// The optimizer.
+        optimizer: String,
+        /// The loss given.
+        loss: f64,
+    },
+    /// A gradient with an element that is infinite or no number.
+    #[error("gradient of `{0}` is not finite: no step was taken")]
+    GradientNotFinite(String),
+    /// An optimizer that takes two gradients a step, called with one.
+    #[error("{0} needs a second gradient: call `step_twice` with a closure that computes it")]
+    SecondGradient(String),
+    /// A step, or a saved state, while the weights for evaluation are in place.
+    #[error("{0} has put its evaluation weights in place: call `train_weights` first")]
+    Evaluating(String),
+    /// Something that this optimizer, or this device, cannot do.
+    #[error("{optimizer}: {what}")]
+    Unsupported {
+        /// The optimizer.
+        optimizer: String,
+        /// What it cannot do, and what to do instead.
+        what: String,
+    },
+    /// A loss f with f + c ≤ 0: √(f + c) does not exist.
+    #[error("{optimizer}: loss {loss} with c = {c}: f + c must be positive; choose a c above {}", -.loss)]
     Loss {
         /// The optimizer.
         optimizer: String,
@@ -154,8 +210,30 @@ impl From<Error> for candle_core::Error {
     fn from(e: Error) -> Self {
         match e {
             Error::Candle(e) => e,
-            e => candle_core::Error::wrap(e),
+            // Not `Error::wrap`, which keeps no more than the message.
+            e => Self::WrappedContext { wrapped: Box::new(e), context: "taper-optim".to_owned() },
         }
+    }
+}
+
+impl Error {
+    /// The error of this crate that a candle error was made of.
+    pub fn in_candle(error: &candle_core::Error) -> Option<&Self> {
+        use candle_core::Error as Candle;
+        match error {
+            Candle::WrappedContext { wrapped, .. } => wrapped.downcast_ref(),
+            Candle::Context { inner, .. }
+            | Candle::WithPath { inner, .. }
+            | Candle::WithBacktrace { inner, .. } => Self::in_candle(inner),
+            _ => None,
+        }
+    }
+}
+
+/// As it is displayed: candle shows what it wraps by its `Debug`.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
     }
 }
 

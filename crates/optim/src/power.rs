@@ -26,6 +26,11 @@ const EXP: [f64; 15] = {
     terms
 };
 
+/// βᵗ, to the last bit or next to it, and the same bits on every system: once a step, on the host.
+pub fn of_step(beta: f64, t: u64) -> f64 {
+    libm::pow(beta, t as f64)
+}
+
 /// x to the power y for x ≥ 0 and finite y, to |y log₂ x| · 2⁻⁵² of itself.
 #[inline(always)]
 pub fn power64(x: f64, y: f64) -> f64 {
@@ -115,7 +120,7 @@ pub fn power32(x: f32, y: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{power32, power64};
+    use super::{of_step, power32, power64};
     use proptest::prelude::*;
 
     proptest! {
@@ -138,6 +143,20 @@ mod tests {
             let ulp = f64::from((exact as f32).next_up()) - f64::from(exact as f32);
             prop_assert!((f64::from(found) - exact).abs() <= 2.0 * ulp, "{found:e} {exact:e}");
         }
+    }
+
+    #[test]
+    fn powers_of_steps_are_the_systems_or_next_to_them() {
+        let (mut differ, mut all) = (0, 0);
+        for beta in [0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999, 0.9999] {
+            for t in 1..20_000 {
+                let (ours, system) = (of_step(beta, t), beta.powf(t as f64));
+                assert!(ours.to_bits().abs_diff(system.to_bits()) <= 1, "{beta}^{t}: {ours:e} {system:e}");
+                (differ, all) = (differ + u32::from(ours != system), all + 1);
+            }
+        }
+        println!("{differ} of {all} differ in the last bit");
+        assert_eq!((of_step(0.9, 1), of_step(0.999, 0)), (0.9, 1.0));
     }
 
     #[test]

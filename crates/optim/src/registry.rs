@@ -1,45 +1,193 @@
 //! Optimizers by name.
-use crate::driver::{Group, compile, configure};
-use crate::rule::{Info, Rule};
-use crate::{Error, Optim, Optimizer, Result};
+use crate::driver::{Group, compile, configure, fields};
+use crate::rule::{Config, Info, Rule};
+use crate::{Error, Optim, Optimizer, Result, TensorOptim, TensorRule};
 use candle_core::Var;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::ops::Deref;
 
-type Build =
-    dyn Fn(Vec<(String, Var)>, &Map<String, Value>, &[Group]) -> Result<Box<dyn Optimizer>> + Send + Sync;
-type Check = dyn Fn(&Map<String, Value>) -> Result<Map<String, Value>> + Send + Sync;
-type Buffers = dyn Fn(&Map<String, Value>) -> Result<&'static [&'static str]> + Send + Sync;
+/// What an optimizer is built of.
+pub struct Setup<'a, C> {
+    /// Where wrappers find the optimizers they wrap.
+    pub registry: &'a Registry,
+    /// The parameters by name.
+    pub params: Vec<(String, Var)>,
+    /// The hyperparameters, complete and checked.
+    pub config: C,
+    /// The groups, not yet looked at.
+    pub groups: &'a [Group],
+}
+
+/// How an optimizer of any kind is made: for [`Registry::register_factory`].
+pub trait Factory: Send + Sync + 'static {
+    /// The hyperparameters.
+    type Config: Config;
+    /// The defaults.
+    fn defaults(&self) -> Self::Config {
+        Self::Config::default()
+    }
+    /// Refuses what [`Config::check`] cannot see: hyperparameters of an inner optimizer, for example.
+    fn check(&self, _registry: &Registry, _config: &Self::Config) -> Result<()> {
+        Ok(())
+    }
+    /// Whether a step needs the loss of the batch.
+    fn needs_loss(&self, _registry: &Registry, _config: &Self::Config) -> Result<bool> {
+        Ok(false)
+    }
+    /// What is kept for every parameter between steps: names of buffers of its size.
+    fn buffers(&self, _registry: &Registry, _config: &Self::Config) -> Result<Vec<&'static str>> {
+        Ok(Vec::new())
+    }
+    /// The optimizer.
+    fn build(&self, setup: Setup<'_, Self::Config>) -> Result<Box<dyn Optimizer>>;
+}
+
+/// A [`Factory`] whatever its configuration.
+trait AnyFactory: Send + Sync {
+    fn defaults(&self) -> Map<String, Value>;
+    fn check(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Map<String, Value>>;
+    fn needs_loss(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<bool>;
+    fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>>;
+    fn build(
+        &self,
+        of: &Named<'_>,
+        params: Vec<(String, Var)>,
+        config: &Map<String, Value>,
+        groups: &[Group],
+    ) -> Result<Box<dyn Optimizer>>;
+}
+
+fn checked<F: Factory>(factory: &F, of: &Named<'_>, config: &Map<String, Value>) -> Result<F::Config> {
+    let config = configure(of.info.name, &factory.defaults(), config)?;
+    factory.check(of.registry, &config)?;
+    Ok(config)
+}
+
+impl<F: Factory> AnyFactory for F {
+    fn defaults(&self) -> Map<String, Value> {
+        fields(&Factory::defaults(self))
+    }
+    fn check(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Map<String, Value>> {
+        Ok(fields(&checked(self, of, config)?))
+    }
+    fn needs_loss(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<bool> {
+        Factory::needs_loss(self, of.registry, &checked(self, of, config)?)
+    }
+    fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>> {
+        Factory::buffers(self, of.registry, &checked(self, of, config)?)
+    }
+    fn build(
+        &self,
+        of: &Named<'_>,
+        params: Vec<(String, Var)>,
+        config: &Map<String, Value>,
+        groups: &[Group],
+    ) -> Result<Box<dyn Optimizer>> {
+        let config = checked(self, of, config)?;
+        Factory::build(self, Setup { registry: of.registry, params, config, groups })
+    }
+}
+
+/// Optimizers of a rule, with the defaults of one of its names.
+struct OfRule<R: Rule>(R::Config);
+
+impl<R: Rule> Factory for OfRule<R> {
+    type Config = R::Config;
+    fn defaults(&self) -> R::Config {
+        self.0.clone()
+    }
+    fn needs_loss(&self, _: &Registry, _: &R::Config) -> Result<bool> {
+        Ok(R::LOSS.is_some())
+    }
+    fn buffers(&self, _: &Registry, config: &R::Config) -> Result<Vec<&'static str>> {
+        Ok(R::buffers(config).to_vec())
+    }
+    fn build(&self, setup: Setup<'_, R::Config>) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(Optim::<R>::with_groups(setup.params, setup.config, setup.groups)?))
+    }
+}
+
+/// Optimizers of a rule for whole tensors.
+struct OfTensorRule<R: TensorRule>(R::Config);
+
+impl<R: TensorRule> Factory for OfTensorRule<R> {
+    type Config = R::Config;
+    fn defaults(&self) -> R::Config {
+        self.0.clone()
+    }
+    fn needs_loss(&self, _: &Registry, _: &R::Config) -> Result<bool> {
+        Ok(R::NEEDS_LOSS)
+    }
+    fn buffers(&self, _: &Registry, config: &R::Config) -> Result<Vec<&'static str>> {
+        Ok(R::buffers(config).to_vec())
+    }
+    fn build(&self, setup: Setup<'_, R::Config>) -> Result<Box<dyn Optimizer>> {
+        Ok(Box::new(TensorOptim::<R>::with_groups(setup.params, setup.config, setup.groups)?))
+    }
+}
+
+/// A closure as a factory.
+struct ByClosure<C, B>(B, PhantomData<fn() -> C>);
+
+impl<C, B> Factory for ByClosure<C, B>
+where
+    C: Config,
+    B: Fn(Setup<'_, C>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
+{
+    type Config = C;
+    fn build(&self, setup: Setup<'_, C>) -> Result<Box<dyn Optimizer>> {
+        (self.0)(setup)
+    }
+}
 
 /// One registered optimizer.
 pub struct Entry {
     /// Its record.
     pub info: &'static Info,
-    /// Whether a step needs the loss of the batch.
+    /// Whether a step needs the loss of the batch, by default.
     pub needs_loss: bool,
     /// All hyperparameters with their defaults.
     pub defaults: Map<String, Value>,
     /// Other names.
     pub aliases: Vec<String>,
-    check: Box<Check>,
-    buffers: Box<Buffers>,
-    build: Box<Build>,
+    factory: Box<dyn AnyFactory>,
 }
 
-impl Entry {
+/// An [`Entry`] in its registry.
+#[derive(Clone, Copy)]
+pub struct Named<'a> {
+    registry: &'a Registry,
+    entry: &'a Entry,
+}
+
+impl Deref for Named<'_> {
+    type Target = Entry;
+    fn deref(&self) -> &Entry {
+        self.entry
+    }
+}
+
+impl Named<'_> {
     /// The complete hyperparameters; unknown keys, wrong types and bad values are errors.
     pub fn check(&self, config: &Map<String, Value>) -> Result<Map<String, Value>> {
-        (self.check)(config)
+        self.entry.factory.check(self, config)
+    }
+
+    /// Whether a step needs the loss under a configuration: a wrapper does if the optimizer inside does.
+    pub fn needs_loss_with(&self, config: &Map<String, Value>) -> Result<bool> {
+        self.entry.factory.needs_loss(self, config)
     }
 
     /// The names of the state buffers under a configuration.
-    pub fn buffers(&self, config: &Map<String, Value>) -> Result<&'static [&'static str]> {
-        (self.buffers)(config)
+    pub fn buffers(&self, config: &Map<String, Value>) -> Result<Vec<&'static str>> {
+        self.entry.factory.buffers(self, config)
     }
 
     /// Bytes of state an f32 parameter costs by default.
     pub fn state_bytes(&self) -> usize {
-        4 * self.buffers(&Map::new()).map_or(0, <[_]>::len)
+        4 * self.buffers(&Map::new()).map_or(0, |buffers| buffers.len())
     }
 
     /// An optimizer over `params`.
@@ -49,7 +197,7 @@ impl Entry {
         config: &Map<String, Value>,
         groups: &[Group],
     ) -> Result<Box<dyn Optimizer>> {
-        (self.build)(params, config, groups)
+        self.entry.factory.build(self, params, config, groups)
     }
 }
 
@@ -79,33 +227,52 @@ impl Registry {
 
     /// Adds a rule under each of its names. A taken name is an error, and then none is added.
     pub fn register<R: Rule>(&mut self) -> Result<()> {
-        let names = R::names();
-        if let Some((info, _)) = names.iter().find(|(info, _)| self.is_taken(info.name)) {
+        self.add_all(R::names().into_iter().map(|(info, base)| (info, OfRule::<R>(base))).collect())
+    }
+
+    /// As [`Registry::register`] for a rule that works on whole tensors.
+    pub fn register_tensor<R: TensorRule>(&mut self) -> Result<()> {
+        self.add_all(R::names().into_iter().map(|(info, base)| (info, OfTensorRule::<R>(base))).collect())
+    }
+
+    /// Adds any optimizer by a closure that builds it, with the hyperparameters of `C`.
+    ///
+    /// ```
+    /// use taper_optim::{Info, Registry, Setup, Sgd, SgdConfig};
+    ///
+    /// static CAREFUL: Info = Info { name: "careful", about: "SGD at a tenth of the rate", paper: "", year: 2024, formula: "" };
+    /// let mut registry = Registry::builtin();
+    /// registry.register_with(&CAREFUL, |setup: Setup<SgdConfig>| {
+    ///     let config = SgdConfig { lr: setup.config.lr / 10.0, ..setup.config };
+    ///     Ok(Box::new(Sgd::with_groups(setup.params, config, setup.groups)?))
+    /// })?;
+    /// assert!(registry.get("careful")?.defaults.contains_key("weight_decay"));
+    /// # Ok::<(), taper_optim::Error>(())
+    /// ```
+    pub fn register_with<C, B>(&mut self, info: &'static Info, build: B) -> Result<()>
+    where
+        C: Config,
+        B: Fn(Setup<'_, C>) -> Result<Box<dyn Optimizer>> + Send + Sync + 'static,
+    {
+        self.register_factory(info, ByClosure(build, PhantomData))
+    }
+
+    /// Adds any optimizer by a factory that knows more about it than how it is built.
+    pub fn register_factory<F: Factory>(&mut self, info: &'static Info, factory: F) -> Result<()> {
+        self.add_all(vec![(info, factory)])
+    }
+
+    fn add_all<F: Factory>(&mut self, named: Vec<(&'static Info, F)>) -> Result<()> {
+        if let Some((info, _)) = named.iter().find(|(info, _)| self.is_taken(info.name)) {
             return Err(Error::Duplicate(info.name.to_owned()));
         }
-        for (info, base) in names {
-            let defaults = match serde_json::to_value(&base) {
-                Ok(Value::Object(map)) => map,
-                _ => Map::new(),
-            };
-            let (b1, b2, b3) = (base.clone(), base.clone(), base);
-            let complete =
-                move |config: &Map<String, Value>| match serde_json::to_value(configure::<R>(&b1, config)?) {
-                    Ok(Value::Object(map)) => Ok(map),
-                    _ => Ok(Map::new()),
-                };
-            let entry = Entry {
-                info,
-                needs_loss: R::NEEDS_LOSS,
-                defaults,
-                aliases: Vec::new(),
-                check: Box::new(complete),
-                buffers: Box::new(move |config| Ok(R::buffers(&configure::<R>(&b2, config)?))),
-                build: Box::new(move |params, config, groups| {
-                    Ok(Box::new(Optim::<R>::with_groups(params, configure::<R>(&b3, config)?, groups)?))
-                }),
-            };
-            self.entries.insert(info.name, entry);
+        for (info, factory) in named {
+            let defaults = AnyFactory::defaults(&factory);
+            // A wrapper without a default to wrap has no answer.
+            let needs_loss =
+                Factory::needs_loss(&factory, self, &Factory::defaults(&factory)).unwrap_or(false);
+            let (aliases, factory) = (Vec::new(), Box::new(factory));
+            self.entries.insert(info.name, Entry { info, needs_loss, defaults, aliases, factory });
         }
         Ok(())
     }
@@ -128,19 +295,21 @@ impl Registry {
     }
 
     /// The optimizer of that name or alias, or an error with the nearest known name.
-    pub fn get(&self, name: &str) -> Result<&Entry> {
+    pub fn get(&self, name: &str) -> Result<Named<'_>> {
         let name = self.aliases.get(name).copied().unwrap_or(name);
-        self.entries.get(name).ok_or_else(|| {
+        let entry = self.entries.get(name).ok_or_else(|| {
             let known = self.entries.keys().map(ToString::to_string).collect();
             Error::UnknownOptimizer { name: name.to_owned(), known }
-        })
+        })?;
+        Ok(Named { registry: self, entry })
     }
 
     /// The optimizers whose names match a glob, by name.
-    pub fn list(&self, glob: &str) -> Result<impl Iterator<Item = &Entry>> {
+    pub fn list(&self, glob: &str) -> Result<impl Iterator<Item = Named<'_>>> {
         let pattern =
             compile(glob).map_err(|e| Error::Group { pattern: glob.to_owned(), message: e.to_string() })?;
-        Ok(self.entries.values().filter(move |entry| pattern.is_match(entry.info.name)))
+        let matching = self.entries.values().filter(move |entry| pattern.is_match(entry.info.name));
+        Ok(matching.map(|entry| Named { registry: self, entry }))
     }
 
     /// Builds an optimizer by name.

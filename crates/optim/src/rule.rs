@@ -1,5 +1,5 @@
 //! What an optimizer is: the arithmetic of one element, and scalars prepared once a step.
-use crate::power::{power32, power64};
+use crate::power::{of_step, power32, power64};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -145,6 +145,10 @@ pub trait Config:
 {
     /// The base learning rate.
     fn lr(&self) -> f64;
+    /// What [`Input::momentum`] is before a schedule changes it: γ, or β₁ of the Adam family. Defaults to 0.
+    fn momentum(&self) -> f64 {
+        0.0
+    }
     /// Refuses values outside their ranges.
     fn check(&self) -> Result<(), Invalid>;
 }
@@ -183,11 +187,11 @@ pub struct Input {
     pub t: u64,
     /// The learning rate of this step.
     pub lr: f64,
-    /// The momentum a schedule asks for instead of the configured one.
-    pub momentum: Option<f64>,
-    /// The loss of the batch; always there for rules with [`Rule::NEEDS_LOSS`].
+    /// The momentum of this step: [`Config::momentum`], unless a schedule has changed it.
+    pub momentum: f64,
+    /// The loss of the batch; always there for rules with a [`Rule::LOSS`].
     pub loss: Option<Loss>,
-    /// The sums of [`Rule::reduce`] over all parameters of the step.
+    /// The sums of [`Rule::REDUCE`].
     pub sums: [f64; SUMS],
 }
 
@@ -226,6 +230,41 @@ pub enum Refusal {
     },
 }
 
+/// One element's share of the sums in [`Input::sums`]: of the parameter, its gradient and its buffers.
+pub type Share = fn(f64, f64, &[f64]) -> [f64; SUMS];
+
+/// A pass over all elements before [`Rule::prepare`].
+#[derive(Clone, Copy, Debug)]
+pub enum Reduce {
+    /// One pair of sums over all parameters together. A parameter at its first step has no past and is left out.
+    Together(Share),
+    /// A pair of sums for each parameter: its norms, for example.
+    Each(Share),
+}
+
+impl Reduce {
+    /// What is summed.
+    pub const fn share(self) -> Share {
+        match self {
+            Self::Together(share) | Self::Each(share) => share,
+        }
+    }
+}
+
+/// A quantity of every element worth showing after a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<S> {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its value from the scalars of the step and the element's buffers.
+    pub of: fn(&S, &[f64]) -> f64,
+}
+
+/// 1 - βᵗ, which an average that starts at 0 is divided by; the same bits on every system.
+pub fn bias_correction(beta: f64, t: u64) -> f64 {
+    1.0 - of_step(beta, t)
+}
+
 /// √(f + c) for the rules that follow the loss; NaN where the device will put it.
 pub fn root_of_loss(loss: Option<Loss>, c: f64) -> Result<f64, Refusal> {
     match loss.ok_or(Refusal::MissingLoss)? {
@@ -243,19 +282,42 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// What `prepare` hands to `update`.
     type Scalars: Scalars;
 
-    /// Whether [`Rule::prepare`] needs the loss.
-    const NEEDS_LOSS: bool = false;
+    /// The c of √(f + c), for rules that follow the loss f: they get it in [`Input::loss`].
+    const LOSS: Option<fn(&Self::Config) -> f64> = None;
     /// Names of the numbers kept for every parameter between steps, beside its buffers.
     const MEMORY: &'static [&'static str] = &[];
-    /// Whether [`Rule::reduce`] is to be summed before `prepare`.
-    const REDUCES: bool = false;
-    /// The fewest and the most state buffers that [`Rule::buffers`] may ask for: kernels are built for these only.
+    /// What is to be summed before `prepare`.
+    const REDUCE: Option<Reduce> = None;
+    /// The fewest and the most state buffers that [`Rule::buffers`] may ask for: kernels are built for these only. More
+    /// than [`MAX_BUFFERS`] do not compile:
+    ///
+    /// ```compile_fail,E0080
+    /// # use taper_optim::rule::{Config, Input, Invalid, Real, Refusal, Rule, ranges};
+    /// # use taper_optim::{Info, SgdConfig, Registry, scalars};
+    /// # scalars! { struct None {} }
+    /// # static INFO: Info = Info { name: "many", about: "", paper: "", year: 0, formula: "" };
+    /// # #[derive(Debug)]
+    /// # struct Many;
+    /// impl Rule for Many {
+    ///     const BUFFERS: (usize, usize) = (1, 5);
+    ///     // …
+    /// #   type Config = SgdConfig;
+    /// #   type Scalars = None;
+    /// #   fn names() -> Vec<(&'static Info, SgdConfig)> { Vec::new() }
+    /// #   fn info(_: &SgdConfig) -> &'static Info { &INFO }
+    /// #   fn buffers(_: &SgdConfig) -> &'static [&'static str] { &["m"] }
+    /// #   fn prepare(_: &SgdConfig, _: &Input, _: &mut [f64]) -> Result<None, Refusal> { Ok(None {}) }
+    /// #   fn update<F: Real>(_: &None<F>, x: F, _: F, _: &mut [F]) -> F { x }
+    /// }
+    /// Registry::builtin().register::<Many>();
+    /// ```
     const BUFFERS: (usize, usize);
-    /// The same arithmetic for GPUs: the text of an `update.h` (see [`device`](crate::device)). A rule without one runs on
+    /// The same arithmetic for GPUs: the text of an `update.h` (see [`device`](crate::device)), in which `Scalars` has the names
+    /// of [`Scalars::NAMES`]. A rule without one runs on
     /// the CPU only.
     const UPDATE: Option<&'static str> = None;
-    /// What [`Rule::observe`] shows, if it shows something.
-    const OBSERVED: Option<&'static str> = None;
+    /// What a probe shows of every element.
+    const OBSERVE: Option<Observed<Self::Scalars>> = None;
 
     /// The names this rule is registered under, each with its defaults: SGD is `sgd`, `sgdm` and `nag`.
     fn names() -> Vec<(&'static Info, Self::Config)>;
@@ -274,23 +336,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// The scalars of a step; `memory` has one number for each name in [`Rule::MEMORY`], 0 at first.
     fn prepare(config: &Self::Config, input: &Input, memory: &mut [f64]) -> Result<Self::Scalars, Refusal>;
 
-    /// The c of √(f + c), for rules that follow the loss.
-    fn loss_offset(_config: &Self::Config) -> f64 {
-        0.0
-    }
-
     /// One element: takes the parameter, its gradient and its buffers, returns the new parameter.
     fn update<F: Real>(s: &<Self::Scalars as Scalars>::In<F>, x: F, g: F, state: &mut [F]) -> F;
-
-    /// One element's share of the sums in [`Input::sums`].
-    fn reduce(_x: f64, _g: f64, _state: &[f64]) -> [f64; SUMS] {
-        [0.0; SUMS]
-    }
-
-    /// One element of the quantity named by [`Rule::OBSERVED`], after the step with scalars `s`.
-    fn observe(_s: &Self::Scalars, _state: &[f64]) -> f64 {
-        0.0
-    }
 
     /// Numbers about the whole step worth showing; `means` has the mean of each buffer of the parameter.
     fn report(_s: &Self::Scalars, _means: &[f64]) -> Vec<(&'static str, f64)> {

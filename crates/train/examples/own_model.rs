@@ -86,6 +86,9 @@ impl Config for LionConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.beta1
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("beta1", self.beta1)?;
@@ -120,7 +123,7 @@ impl Rule for Lion {
         &["m"]
     }
     fn prepare(config: &LionConfig, input: &Input, _: &mut [f64]) -> Result<LionScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
+        let beta1 = input.momentum;
         Ok(LionScalars { lr: input.lr, beta1, beta2: config.beta2 })
     }
     fn update<F: Real>(s: &LionScalars<F>, x: F, g: F, state: &mut [F]) -> F {

@@ -19,7 +19,7 @@ pub(crate) mod gpu;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) mod table;
 
-use crate::rule::SUMS;
+use crate::rule::{Rule, SUMS, Scalars};
 use candle_core::DType;
 
 /// Elements a lane of which is summed by one thread.
@@ -38,9 +38,6 @@ pub const CUDA_DIALECT: &str = concat!(include_str!("cuda/dialect.h"), include_s
 /// What a file of Metal programs begins with.
 pub const METAL_DIALECT: &str = concat!(include_str!("metal/dialect.h"), include_str!("bf16.h"));
 
-/// The norm of gradients as a rule that only reduces.
-pub const NORM: &str = include_str!("norm.h");
-
 /// The program of one rule for one number of buffers and one dtype of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
@@ -48,6 +45,12 @@ pub struct Source {
     pub rule: &'static str,
     /// The rule's `update.h`.
     pub update: &'static str,
+    /// The fields of its `Scalars`, in their order.
+    pub scalars: &'static [&'static str],
+    /// Whether `update.h` has a `follow`, which puts the root of a loss into the scalars.
+    pub follows_loss: bool,
+    /// Whether `update.h` has a `reduce` and a `finish`.
+    pub reduces: bool,
     /// State buffers.
     pub buffers: usize,
     /// The dtype of parameters and gradients.
@@ -55,6 +58,25 @@ pub struct Source {
 }
 
 impl Source {
+    /// The program of a rule, with kernels named after `name`. `None` for a rule without an `update.h`.
+    pub fn of<R: Rule>(name: &'static str, buffers: usize, dtype: DType) -> Option<Self> {
+        Some(Self {
+            rule: name,
+            update: R::UPDATE?,
+            scalars: R::Scalars::NAMES,
+            follows_loss: R::LOSS.is_some(),
+            reduces: R::REDUCE.is_some(),
+            buffers,
+            dtype,
+        })
+    }
+
+    /// The program of the norm of gradients.
+    pub fn norm(dtype: DType) -> Self {
+        let (rule, update, scalars) = ("norm", include_str!("norm.h"), &["none"]);
+        Self { rule, update, scalars, follows_loss: false, reduces: true, buffers: 0, dtype }
+    }
+
     /// What the names of its kernels begin with.
     pub fn prefix(&self) -> String {
         let letters = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
@@ -91,12 +113,17 @@ impl Source {
         };
         let double = if self.dtype == DType::F64 { "#define REAL_IS_DOUBLE\n" } else { "" };
         let (prefix, buffers, slots) = (self.prefix(), self.buffers, self.buffers.max(1));
+        let flag = |on: bool, name: &str| if on { format!("#define {name}\n") } else { String::new() };
+        let flags = flag(self.follows_loss, "FOLLOWS_LOSS") + &flag(self.reduces, "REDUCES");
+        let scalars = format!("typedef struct {{\n  REAL {};\n}} Scalars;\n", self.scalars.join(", "));
         let macros = format!(
             "#define NAME(kernel) {prefix}_##kernel\n#define REAL {real}\n{double}#define ELEMENT {element}\n\
              #define WIDEN(x) {widen}(x)\n#define NARROW(x) {narrow}(x)\n#define BUFFERS {buffers}\n#define SLOTS {slots}\n\
-             #define SUMS {SUMS}\n#define PART {PART}\n#define PARTS {PARTS}\n#define LANES {LANES}\n"
+             #define SUMS {SUMS}\n#define PART {PART}\n#define PARTS {PARTS}\n#define LANES {LANES}\n{flags}"
         );
-        [&macros, include_str!("arithmetic.h"), include_str!("power.h"), self.update, kernels].join("\n")
+        let texts =
+            [&macros, include_str!("arithmetic.h"), include_str!("power.h"), &scalars, self.update, kernels];
+        texts.join("\n")
     }
 }
 

@@ -30,8 +30,11 @@ impl Engine {
     pub fn reduce(&mut self, _: &Source, _: &mut [Item], _: &Head) -> Result<[f64; SUMS]> {
         match *self {}
     }
-    /// Whether a loss, and whether a norm, was refused on the device.
-    pub fn faults(&self) -> Result<(bool, bool)> {
+    /// The first step whose loss, and the first whose norm, was refused on the device; 0 for none.
+    pub fn faults(&self) -> Result<(u32, u32)> {
+        match *self {}
+    }
+    pub fn clear_faults(&mut self) -> Result<()> {
         match *self {}
     }
 }

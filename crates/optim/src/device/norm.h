@@ -1,10 +1,4 @@
 // The global norm of gradients, as a rule that only reduces. A row's x is its g again.
-#define REDUCES
-
-typedef struct {
-  REAL none;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) { return x; }
 
 FN void reduce(ACC x, ACC g, const THREAD ACC *state, THREAD ACC *sums) {

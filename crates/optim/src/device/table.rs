@@ -11,6 +11,8 @@ pub(crate) struct Head {
     pub scale: f64,
     /// What they are clamped to after that.
     pub limit: f64,
+    /// What a fault says about when it was: the number of the step, from 1.
+    pub step: u32,
 }
 
 /// A parameter as a kernel sees it.

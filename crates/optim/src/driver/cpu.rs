@@ -1,26 +1,35 @@
-//! The CPU kernel: one pass over memory, all parameters of a step in one parallel region.
+//! The CPU kernel: one pass over memory, shared among the threads of the pool.
 //!
 //! A step moves (2 + 2·buffers + 1) numbers an element and computes a dozen operations on them, so it is bound by
 //! memory bandwidth: AVX2 suffices (AVX-512 for a general power), and the only gain left is to touch every number once.
-//! Work is cut into chunks of a fixed size, so that results do not depend on the number of threads; wider vectors round
-//! as narrower ones do, so that they do not depend on the CPU either.
+//! An element's update does not depend on the piece it is in, and sums are taken over chunks of a fixed size, so that
+//! results do not depend on the number of threads; wider vectors round as narrower ones do, so that they do not depend on
+//! the CPU either.
 use super::slot::{Buffers, Slot};
+use super::team::{Parts, Team};
 use crate::device::{LANES, PART, PARTS};
-use crate::rule::{Real, Rule, SUMS, Scalars};
-use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, WithDType};
+use crate::precision::{Narrow, Rounding};
+use crate::rule::{MAX_BUFFERS, Real, Rule, SUMS, Scalars, Share};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use rayon::prelude::*;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Elements a task works on: large enough to hide the cost of a task, small enough to share among many cores.
+/// Elements a sum is taken over at a time.
 const CHUNK: usize = PARTS * PART;
-/// Below this many elements a parallel region costs more than it saves.
+/// Below this many elements sharing costs more than it saves.
 const SERIAL: usize = 64 * 1024;
-/// Parameters borrowed at once. Borrowing nests calls, so this bounds the stack (about 1 kB each).
-const BORROWED: usize = 256;
+/// The fewest and the most elements of a piece: large enough to hide the cost of handing it over, small enough to share among
+/// many cores.
+const PIECE: (usize, usize) = (4096, 32 * 1024);
 /// Half-precision elements converted at a time; five such f32 blocks stay in the L1 cache.
 const BLOCK: usize = 1024;
+
+/// Who works on that many elements.
+pub(crate) fn team(elements: usize) -> Team {
+    Team::new(elements >= SERIAL)
+}
 
 /// Scaling and clamping of gradients.
 #[derive(Clone, Copy, Debug)]
@@ -48,36 +57,50 @@ impl<F: Real> ClipIn<F> {
     }
 }
 
-/// The gradient of one parameter: contiguous, and of its shape and dtype.
+/// The gradient of one parameter: contiguous, and of its shape.
 #[derive(Clone)]
 pub(super) struct Gradient {
     pub slot: usize,
     pub tensor: Tensor,
 }
 
-/// A rule's arithmetic on a chunk of the parameter of the `usize`-th gradient. A call that the compiler cannot see
-/// through costs nothing for a chunk, and leaves all around it to be compiled once instead of once a rule.
+/// A rule's arithmetic on a piece of the parameter of the `usize`-th gradient. A call that the compiler cannot see
+/// through costs nothing for a piece, and leaves all around it to be compiled once instead of once a rule.
 type Kernel<'k, F> = dyn Fn(usize, &mut [F], &[F], &mut [&mut [F]]) + Sync + 'k;
+
+/// A gradient as it lies in memory: of the parameter's dtype, or in the precision that updates are computed in.
+#[derive(Clone, Copy)]
+enum Grad<'a, E: Element> {
+    Same(&'a [E]),
+    Wide(&'a [E::Compute]),
+}
 
 /// A dtype of parameters.
 trait Element: WithDType {
     /// What updates are computed and state is kept in.
-    type Compute: Real;
+    type Compute: Real + WithDType;
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
     fn buffers(buffers: &Buffers) -> &[Vec<Self::Compute>];
     fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<Self::Compute>];
-    /// Applies `kernel` to the elements of a chunk in compute precision.
-    fn apply(task: Task<Self>, kernel: &Kernel<Self::Compute>);
+    /// Applies the kernel to a piece.
+    fn apply(piece: Piece<Self>, kernel: &Kernel<Self::Compute>);
     /// One element in compute precision.
     fn compute(self) -> Self::Compute;
+    /// Whether no element times `scale` is infinite or no number.
+    fn all_finite(elements: &[Self], scale: f64) -> bool;
 }
 
-/// A chunk of one parameter with all that its update touches.
-struct Task<'a, E: Element> {
+/// A piece of one parameter with all that its update touches.
+struct Piece<'a, E: Element> {
     gradient: usize,
+    /// The place of its first element in the parameter.
+    start: usize,
     x: &'a mut [E],
-    g: &'a [E],
-    state: Vec<&'a mut [E::Compute]>,
+    /// The parameter in compute precision, where one is kept.
+    master: Option<&'a mut [E::Compute]>,
+    g: Grad<'a, E>,
+    state: &'a mut [&'a mut [E::Compute]],
+    rounding: Rounding,
 }
 
 macro_rules! full {
@@ -93,12 +116,22 @@ macro_rules! full {
             fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<$t>] {
                 if let Buffers::$variant(data) = buffers { data } else { &mut [] }
             }
-            fn apply(mut task: Task<Self>, kernel: &Kernel<$t>) {
-                kernel(task.gradient, task.x, task.g, &mut task.state);
+            fn apply(piece: Piece<Self>, kernel: &Kernel<$t>) {
+                let (Grad::Same(g) | Grad::Wide(g)) = piece.g;
+                kernel(piece.gradient, piece.x, g, piece.state);
             }
             #[inline(always)]
             fn compute(self) -> $t {
                 self
+            }
+            fn all_finite(elements: &[Self], scale: f64) -> bool {
+                let scale = scale as $t;
+                // The bits of magnitudes order as the magnitudes do, with infinity and NaN above all numbers.
+                const INFINITE: u64 = <$t>::INFINITY.to_bits() as u64;
+                vectorized(
+                    #[inline(always)]
+                    || elements.iter().fold(0, |max, g| max.max((g * scale).abs().to_bits())) as u64,
+                ) < INFINITE
             }
         }
     };
@@ -119,21 +152,54 @@ macro_rules! halves {
             fn buffers_mut(buffers: &mut Buffers) -> &mut [Vec<f32>] {
                 if let Buffers::F32(data) = buffers { data } else { &mut [] }
             }
-            fn apply(mut task: Task<Self>, kernel: &Kernel<f32>) {
+            fn apply(piece: Piece<Self>, kernel: &Kernel<f32>) {
+                let Piece { gradient, start, x, mut master, g, state, rounding } = piece;
                 let (mut wide_x, mut wide_g) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for (block, (x, g)) in task.x.chunks_mut(BLOCK).zip(task.g.chunks(BLOCK)).enumerate() {
-                    let (start, n) = (block * BLOCK, x.len());
-                    x.convert_to_f32_slice(&mut wide_x[..n]);
-                    g.convert_to_f32_slice(&mut wide_g[..n]);
-                    let mut state: Vec<&mut [f32]> =
-                        task.state.iter_mut().map(|s| &mut s[start..start + n]).collect();
-                    kernel(task.gradient, &mut wide_x[..n], &wide_g[..n], &mut state);
-                    x.convert_from_f32_slice(&wide_x[..n]);
+                for (block, x) in x.chunks_mut(BLOCK).enumerate() {
+                    let range = block * BLOCK..block * BLOCK + x.len();
+                    let g = match g {
+                        Grad::Wide(g) => &g[range.clone()],
+                        Grad::Same(g) => {
+                            let wide = &mut wide_g[..x.len()];
+                            g[range.clone()].convert_to_f32_slice(wide);
+                            wide
+                        }
+                    };
+                    let wide = match &mut master {
+                        Some(master) => &mut master[range.clone()],
+                        None => {
+                            let wide = &mut wide_x[..x.len()];
+                            x.convert_to_f32_slice(wide);
+                            wide
+                        }
+                    };
+                    let mut block: [&mut [f32]; MAX_BUFFERS] = Default::default();
+                    let block = &mut block[..state.len()];
+                    block.iter_mut().zip(&mut *state).for_each(|(b, s)| *b = &mut s[range.clone()]);
+                    kernel(gradient, wide, g, block);
+                    match rounding {
+                        Rounding::Nearest => x.convert_from_f32_slice(wide),
+                        Rounding::Stochastic { seed } => {
+                            <$t>::round_stochastically(wide, x, seed, (start + range.start) as u64)
+                        }
+                    }
                 }
             }
             #[inline(always)]
             fn compute(self) -> f32 {
                 f32::from(self)
+            }
+            fn all_finite(elements: &[Self], scale: f64) -> bool {
+                const INFINITE: u16 = <$t>::INFINITY.to_bits();
+                if scale.abs() <= 1.0 {
+                    let largest = elements.iter().fold(0, |max, g| max.max(g.to_bits() & 0x7fff));
+                    return largest < INFINITE;
+                }
+                let mut wide = [0f32; BLOCK];
+                elements.chunks(BLOCK).all(|block| {
+                    block.convert_to_f32_slice(&mut wide[..block.len()]);
+                    f32::all_finite(&wide[..block.len()], scale)
+                })
             }
         }
     };
@@ -141,74 +207,129 @@ macro_rules! halves {
 halves!(f16, F16);
 halves!(bf16, BF16);
 
-/// Updates all parameters that have a gradient, dtype by dtype; as a rule there is one dtype.
+/// Updates all parameters that have a gradient, one lock at a time. `rounding` is that of the `usize`-th gradient.
 pub(super) fn step(
     slots: &mut [Slot],
     gradients: &[Gradient],
+    rounding: &dyn Fn(usize) -> Rounding,
     single: &Kernel<f32>,
     double: &Kernel<f64>,
 ) -> Result<()> {
-    step_dtype::<f32>(slots, gradients, single)?;
-    step_dtype::<f64>(slots, gradients, double)?;
-    step_dtype::<f16>(slots, gradients, single)?;
-    step_dtype::<bf16>(slots, gradients, single)
-}
-
-/// The gradients of dtype `E`, each with its place among all.
-fn of_dtype<E: Element>(gradients: &[Gradient]) -> Vec<(usize, &Gradient)> {
-    gradients.iter().enumerate().filter(|(_, g)| g.tensor.dtype() == E::DTYPE).collect()
-}
-
-fn step_dtype<E: Element>(
-    slots: &mut [Slot],
-    gradients: &[Gradient],
-    kernel: &Kernel<E::Compute>,
-) -> Result<()> {
-    for gradients in of_dtype::<E>(gradients).chunks(BORROWED) {
-        let guards: Vec<_> = gradients.iter().map(|(_, g)| g.tensor.storage_and_layout()).collect();
-        let grads = guards.iter().map(|(storage, layout)| slice::<E>(storage, layout));
-        let grads = grads.collect::<Result<Vec<_>>>()?;
-        let vars: Vec<Tensor> =
-            gradients.iter().map(|(_, g)| slots[g.slot].var.as_tensor().clone()).collect();
-        // Slots in the order of the gradients, each lent once: gradients name ascending, distinct slots.
-        let mut lent = slots.iter_mut().enumerate();
-        let states: Vec<&mut [Vec<E::Compute>]> = gradients
-            .iter()
-            .filter_map(|(_, g)| lent.find(|(index, _)| *index == g.slot))
-            .map(|(_, slot)| E::buffers_mut(&mut slot.buffers))
-            .collect();
-        let mut states = Some(states);
-        borrow_all(&vars, Vec::new(), &mut |params: Vec<&mut [E]>| {
-            let states = states.take().unwrap_or_default();
-            let mut tasks = Vec::new();
-            for (((x, g), state), (gradient, _)) in params.into_iter().zip(&grads).zip(states).zip(gradients)
-            {
-                let mut state: Vec<_> = state.iter_mut().map(|s| s.chunks_mut(CHUNK)).collect();
-                for (x, g) in x.chunks_mut(CHUNK).zip(g.chunks(CHUNK)) {
-                    let state = state.iter_mut().filter_map(Iterator::next).collect();
-                    tasks.push(Task { gradient: *gradient, x, g, state });
-                }
-            }
-            if tasks.iter().map(|t| t.x.len()).sum::<usize>() < SERIAL {
-                tasks.into_iter().for_each(|task| E::apply(task, kernel));
-            } else {
-                tasks.into_par_iter().for_each(|task| E::apply(task, kernel));
-            }
-            Ok(())
-        })?;
+    let team = team(gradients.iter().map(|g| g.tensor.elem_count()).sum());
+    for (i, gradient) in gradients.iter().enumerate() {
+        let slot = &mut slots[gradient.slot];
+        match slot.var.dtype() {
+            DType::F64 => step_one::<f64>(&team, slot, (i, gradient), rounding(i), double)?,
+            DType::F16 => step_one::<f16>(&team, slot, (i, gradient), rounding(i), single)?,
+            DType::BF16 => step_one::<bf16>(&team, slot, (i, gradient), rounding(i), single)?,
+            _ => step_one::<f32>(&team, slot, (i, gradient), rounding(i), single)?,
+        }
     }
     Ok(())
 }
 
-/// The sums of [`Rule::reduce`] over all parameters, in the fixed order of dtypes, parameters and chunks. A parameter at
-/// its first step has no past to compare with and is left out.
-pub(super) fn reduce<R: Rule>(slots: &[Slot], gradients: &[Gradient], clip: Clip) -> Result<[f64; SUMS]> {
-    Ok(total([
-        reduce_dtype::<f32, R>(slots, gradients, clip)?,
-        reduce_dtype::<f64, R>(slots, gradients, clip)?,
-        reduce_dtype::<f16, R>(slots, gradients, clip)?,
-        reduce_dtype::<bf16, R>(slots, gradients, clip)?,
-    ]))
+fn step_one<E: Element>(
+    team: &Team,
+    slot: &mut Slot,
+    (index, gradient): (usize, &Gradient),
+    rounding: Rounding,
+    kernel: &Kernel<E::Compute>,
+) -> Result<()> {
+    let (storage, layout) = gradient.tensor.storage_and_layout();
+    let grad = match gradient.tensor.dtype() == E::DTYPE {
+        true => Grad::<E>::Same(slice(&storage, layout)?),
+        false => Grad::Wide(slice(&storage, layout)?),
+    };
+    let state: Vec<_> = E::buffers_mut(&mut slot.buffers).iter_mut().map(|b| Parts::new(b)).collect();
+    // Master weights of f32 are themselves the parameter; those of halves are one more buffer.
+    let master = slot.master.as_mut().and_then(|m| E::buffers_mut(m).first_mut()).map(|m| Parts::new(m));
+    borrow::<E>(&slot.var, &mut |x| {
+        let len = x.len();
+        let x = Parts::new(x);
+        team.run(len, PIECE, &|range| {
+            let mut parts: [&mut [E::Compute]; MAX_BUFFERS] = Default::default();
+            let parts = &mut parts[..state.len()];
+            // SAFETY: the ranges of a run do not overlap, and parameter, master and state are borrowed until it ends.
+            let (x, master) = unsafe {
+                parts.iter_mut().zip(&state).for_each(|(part, s)| *part = s.part(range.clone()));
+                (x.part(range.clone()), master.as_ref().map(|m| m.part(range.clone())))
+            };
+            let g = match grad {
+                Grad::Same(g) => Grad::Same(&g[range.clone()]),
+                Grad::Wide(g) => Grad::Wide(&g[range.clone()]),
+            };
+            E::apply(
+                Piece { gradient: index, start: range.start, x, master, g, state: parts, rounding },
+                kernel,
+            );
+        });
+    })
+}
+
+/// The first of the gradients with an element that, times `scale`, is infinite or no number.
+pub(crate) fn not_finite<'a>(
+    gradients: impl IntoIterator<Item = &'a Tensor>,
+    scale: f64,
+) -> Result<Option<usize>> {
+    fn typed<E: Element>(team: &Team, grad: &Tensor, scale: f64) -> Result<bool> {
+        let (storage, layout) = grad.storage_and_layout();
+        let data = slice::<E>(&storage, layout)?;
+        let bad = AtomicBool::new(false);
+        team.run(data.len(), PIECE, &|range| {
+            if !bad.load(Ordering::Relaxed) && !E::all_finite(&data[range], scale) {
+                bad.store(true, Ordering::Relaxed);
+            }
+        });
+        Ok(bad.into_inner())
+    }
+    let gradients: Vec<&Tensor> = gradients.into_iter().collect();
+    let team = team(gradients.iter().map(|g| g.elem_count()).sum());
+    for (i, grad) in gradients.into_iter().enumerate() {
+        let bad = match grad.dtype() {
+            DType::F64 => typed::<f64>(&team, grad, scale)?,
+            DType::F16 => typed::<f16>(&team, grad, scale)?,
+            DType::BF16 => typed::<bf16>(&team, grad, scale)?,
+            _ => typed::<f32>(&team, grad, scale)?,
+        };
+        if bad {
+            return Ok(Some(i));
+        }
+    }
+    Ok(None)
+}
+
+/// The sums of a rule's reduction for each gradient; `None` for those left out.
+pub(super) fn reduce<R: Rule>(
+    slots: &[Slot],
+    gradients: &[Gradient],
+    clip: Clip,
+    with: &dyn Fn(&Slot) -> bool,
+) -> Result<Vec<Option<[f64; SUMS]>>> {
+    let team = team(gradients.iter().map(|g| g.tensor.elem_count()).sum());
+    let one = |gradient: &Gradient| {
+        let slot = &slots[gradient.slot];
+        Ok(match slot.var.dtype() {
+            _ if !with(slot) => None,
+            DType::F64 => Some(reduce_one::<f64, R>(&team, slot, &gradient.tensor, clip)?),
+            DType::F16 => Some(reduce_one::<f16, R>(&team, slot, &gradient.tensor, clip)?),
+            DType::BF16 => Some(reduce_one::<bf16, R>(&team, slot, &gradient.tensor, clip)?),
+            _ => Some(reduce_one::<f32, R>(&team, slot, &gradient.tensor, clip)?),
+        })
+    };
+    gradients.iter().map(one).collect()
+}
+
+/// Sums over all gradients: in the order of dtypes, then of gradients.
+pub(super) fn together(gradients: &[Gradient], each: &[Option<[f64; SUMS]>]) -> [f64; SUMS] {
+    total([DType::F32, DType::F64, DType::F16, DType::BF16].map(|dtype| {
+        total(
+            gradients
+                .iter()
+                .zip(each)
+                .filter(|(g, _)| g.tensor.dtype() == dtype)
+                .filter_map(|(_, sums)| *sums),
+        )
+    }))
 }
 
 /// Adds sums up in their order.
@@ -221,40 +342,56 @@ pub(super) fn total(sums: impl IntoIterator<Item = [f64; SUMS]>) -> [f64; SUMS] 
     total
 }
 
-fn reduce_dtype<E: Element, R: Rule>(
-    slots: &[Slot],
-    gradients: &[Gradient],
+fn reduce_one<E: Element, R: Rule>(
+    team: &Team,
+    slot: &Slot,
+    grad: &Tensor,
     clip: Clip,
 ) -> Result<[f64; SUMS]> {
-    let mut gradients = of_dtype::<E>(gradients);
-    gradients.retain(|(_, g)| slots[g.slot].t > 0);
-    let grads: Vec<_> = gradients.iter().map(|(_, g)| g.tensor.storage_and_layout()).collect();
-    let params: Vec<_> = gradients.iter().map(|(_, g)| slots[g.slot].var.storage_and_layout()).collect();
-    let mut tasks = Vec::new();
-    for (((of, gradient), (grad, grad_layout)), (param, layout)) in gradients.iter().zip(&grads).zip(&params)
-    {
-        let (g, x) = (slice::<E>(grad, grad_layout)?, slice::<E>(param, layout)?);
-        let buffers = E::buffers(&slots[gradient.slot].buffers);
-        for (chunk, (x, g)) in x.chunks(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
-            tasks.push((of, x, g, chunk * CHUNK, buffers));
-        }
-    }
+    let grad = grad.to_dtype(E::DTYPE)?;
+    let (grad_storage, grad_layout) = grad.storage_and_layout();
+    let (storage, layout) = slot.var.storage_and_layout();
+    let (g, x) = (slice::<E>(&grad_storage, grad_layout)?, slice::<E>(&storage, layout)?);
+    let buffers = E::buffers(&slot.buffers);
     let clip = clip.round();
-    let sums = |(of, x, g, start, buffers)| (of, sums::<E, R>(clip, x, g, start, buffers));
-    let chunks: Vec<(&usize, _)> = tasks.into_par_iter().map(sums).collect();
-    let of_gradient = chunks.chunk_by(|a, b| a.0 == b.0).map(|chunks| total(chunks.iter().map(|c| c.1)));
-    Ok(total(of_gradient))
+    Ok(total(by_chunk(team, x.len(), |range| sums::<E, R>(clip, x, g, range, buffers))))
 }
 
-/// The sums over one chunk, whose elements' state begins at `start` of each buffer.
+const fn share<R: Rule>() -> Option<Share> {
+    match R::REDUCE {
+        Some(reduce) => Some(reduce.share()),
+        None => None,
+    }
+}
+
+/// What `of` makes of each chunk, in their order.
+fn by_chunk<T: Copy + Default + Send>(
+    team: &Team,
+    elements: usize,
+    of: impl Fn(std::ops::Range<usize>) -> T + Sync,
+) -> Vec<T> {
+    let mut results = vec![T::default(); elements.div_ceil(CHUNK)];
+    let parts = Parts::new(&mut results);
+    team.run(elements.div_ceil(CHUNK), (1, 8), &|chunks| {
+        // SAFETY: the ranges of a run do not overlap, and `results` is borrowed until it ends.
+        let results = unsafe { parts.part(chunks.clone()) };
+        for (result, chunk) in results.iter_mut().zip(chunks) {
+            *result = of(chunk * CHUNK..((chunk + 1) * CHUNK).min(elements));
+        }
+    });
+    results
+}
+
+/// The sums over one chunk.
 fn sums<E: Element, R: Rule>(
     clip: ClipIn<E::Compute>,
     x: &[E],
     g: &[E],
-    start: usize,
+    range: std::ops::Range<usize>,
     buffers: &[Vec<E::Compute>],
 ) -> [f64; SUMS] {
-    let state: Vec<&[E::Compute]> = buffers.iter().map(|b| &b[start..start + x.len()]).collect();
+    let (x, g) = (&x[range.clone()], &g[range.clone()]);
+    let state: Vec<&[E::Compute]> = buffers.iter().map(|b| &b[range.clone()]).collect();
     match state[..] {
         [] if const { has::<R>(0) } => sums_of::<E, R, 0>(clip, x, g, []),
         [a] if const { has::<R>(1) } => sums_of::<E, R, 1>(clip, x, g, [a]),
@@ -279,8 +416,11 @@ fn sums_of<E: Element, R: Rule, const B: usize>(
         g: &[E],
         state: [&[E::Compute]; B],
     ) -> [f64; SUMS] {
-        let share = |x: E, g: E, state: [E::Compute; B]| {
-            R::reduce(x.compute().to_f64(), clip.apply(g.compute()).to_f64(), &state.map(Real::to_f64))
+        // A constant, so that it is inlined like the function it is.
+        let of = const { share::<R>() };
+        let share = |x: E, g: E, state: [E::Compute; B]| match of {
+            Some(of) => of(widen(x.compute()), widen(clip.apply(g.compute())), &state.map(widen)),
+            None => [0.0; SUMS],
         };
         let mut lanes = [[0.0f64; LANES]; SUMS];
         let ((blocks, tail), (g_blocks, g_tail)) = (x.as_chunks::<LANES>(), g.as_chunks::<LANES>());
@@ -311,6 +451,11 @@ fn sums_of<E: Element, R: Rule, const B: usize>(
     )
 }
 
+#[inline(always)]
+fn widen<F: Real>(x: F) -> f64 {
+    x.to_f64()
+}
+
 /// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 fn vectorized<T>(f: impl FnOnce() -> T) -> T {
@@ -339,27 +484,23 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
             let (blocks, tail) = part.as_chunks::<LANES>();
             for block in blocks {
                 for (lane, g) in lanes.iter_mut().zip(block) {
-                    let g = g.compute().to_f64();
+                    let g = widen(g.compute());
                     *lane += g * g;
                 }
             }
             for (lane, g) in lanes.iter_mut().zip(tail) {
-                let g = g.compute().to_f64();
+                let g = widen(g.compute());
                 *lane += g * g;
             }
             lanes.iter().sum::<f64>()
         }
-        let partial = |chunk: &[E]| {
+        let partial = |range: std::ops::Range<usize>| {
             vectorized(
                 #[inline(always)]
-                || chunk.chunks(PART).map(part).sum::<f64>(),
+                || data[range].chunks(PART).map(part).sum::<f64>(),
             )
         };
-        Ok(if data.len() < SERIAL {
-            data.chunks(CHUNK).map(partial).sum()
-        } else {
-            data.par_chunks(CHUNK).map(partial).collect::<Vec<_>>().into_iter().sum()
-        })
+        Ok(by_chunk(&team(data.len()), data.len(), partial).into_iter().sum())
     }
     let grad = grad.contiguous()?;
     match grad.dtype() {
@@ -372,7 +513,7 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
 }
 
 /// The elements of a contiguous tensor.
-fn slice<'a, E: Element>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E]> {
+fn slice<'a, E: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E]> {
     let Storage::Cpu(storage) = storage else { candle_core::bail!("expected a tensor on the CPU") };
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice()?[start..end]),
@@ -380,25 +521,13 @@ fn slice<'a, E: Element>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E
     }
 }
 
-/// Holds the write locks of all `vars` at once and calls `f` with their elements.
-///
-/// candle lends a storage mutably only inside an in-place op, so the calls nest: each op borrows one parameter
-/// and calls the next.
-fn borrow_all<E: Element>(
-    vars: &[Tensor],
-    held: Vec<&mut [E]>,
-    f: &mut dyn FnMut(Vec<&mut [E]>) -> Result<()>,
-) -> Result<()> {
-    let Some((var, rest)) = vars.split_first() else { return f(held) };
-    let next = move |slice: &mut [E]| {
-        let mut held: Vec<&mut [E]> = held;
-        held.push(slice);
-        borrow_all(rest, held, f)
-    };
-    var.inplace_op1(&Borrow(Cell::new(Some(Box::new(next)))))
+/// Holds the write lock of a parameter and calls `f` with its elements: candle lends a storage mutably only inside an
+/// in-place op.
+fn borrow<E: Element>(var: &Tensor, f: &mut dyn FnMut(&mut [E])) -> Result<()> {
+    var.inplace_op1(&Borrow(Cell::new(Some(f))))
 }
 
-type Borrower<'f, E> = Box<dyn FnOnce(&mut [E]) -> Result<()> + 'f>;
+type Borrower<'f, E> = &'f mut dyn FnMut(&mut [E]);
 
 struct Borrow<'f, E>(Cell<Option<Borrower<'f, E>>>);
 
@@ -414,6 +543,7 @@ impl<E: Element> candle_core::InplaceOp1 for Borrow<'_, E> {
             Some(data) => f(&mut data[start..end]),
             None => candle_core::bail!("expected a parameter of dtype {:?}", E::DTYPE),
         }
+        Ok(())
     }
 }
 

@@ -1,8 +1,7 @@
 //! Parameters with their state, whatever the rule: what is here is compiled once, not once a rule.
-use super::Group;
 use super::cpu::Gradient;
 use crate::device::gpu::{Engine, State};
-use crate::state::{Header, ParamScalars, StateDict};
+use crate::state::{Header, Load, ParamScalars, StateDict};
 use crate::{Error, Result};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Storage, Tensor, Var};
@@ -81,7 +80,12 @@ pub(super) struct Slot {
     /// What its buffers are called.
     pub names: &'static [&'static str],
     pub buffers: Buffers,
+    /// The parameter in f32, if one of half precision keeps it: a single buffer.
+    pub master: Option<Buffers>,
 }
+
+/// What [`Slot::master`] is called in saved state.
+const MASTER: &str = "master";
 
 impl Slot {
     /// A parameter that no step has been taken of, if there is a kernel for it.
@@ -96,42 +100,41 @@ impl Slot {
         if !matches!(var.dtype(), DType::F32 | DType::F64 | DType::F16 | DType::BF16) {
             return Err(Error::DType { name, found: var.dtype() });
         }
+        if !var.is_contiguous() {
+            let (expected, found) = ("contiguous memory".into(), format!("strides {:?}", var.stride()));
+            return Err(Error::Parameter { name, expected, found });
+        }
         let buffers = Buffers::zeros(engine, var.dtype(), names.len(), var.elem_count())?;
-        Ok(Self { name, var, group, t: 0, memory: vec![0.0; memory], names, buffers })
+        Ok(Self { name, var, group, t: 0, memory: vec![0.0; memory], names, buffers, master: None })
     }
 }
 
-/// The group of each parameter. A pattern that matches nothing, a parameter that two patterns claim and a parameter
-/// given twice are errors.
-pub(super) fn claim(params: &[(String, Var)], groups: &[Group]) -> Result<Vec<usize>> {
-    let mut claimed: Vec<Option<usize>> = vec![None; params.len()];
-    for (index, group) in groups.iter().enumerate() {
-        let pattern = group.pattern()?;
-        let refuse = |message| Err(Error::Group { pattern: group.pattern.clone(), message });
-        let mut matched = false;
-        for (claim, (name, _)) in
-            claimed.iter_mut().zip(params).filter(|(_, (name, _))| pattern.is_match(name))
-        {
-            if let Some(other) = claim.replace(index) {
-                let other = &groups[other].pattern;
-                return refuse(format!("parameter `{name}` also belongs to group `{other}`"));
+impl Slot {
+    /// Whether updates are rounded into it.
+    pub(super) fn is_half(&self) -> bool {
+        matches!(self.var.dtype(), DType::F16 | DType::BF16)
+    }
+
+    /// Keeps the parameter in f32 beside it, or no longer.
+    pub(super) fn keep_master(&mut self, keep: bool) -> Result<()> {
+        self.master = match keep && self.is_half() {
+            true => {
+                let wide = self.var.to_dtype(DType::F32)?.flatten_all()?;
+                Some(Buffers::read(None, DType::F32, &[wide])?)
             }
-            matched = true;
-        }
-        if !matched {
-            let names: Vec<_> = params.iter().take(8).map(|(n, _)| n.as_str()).collect();
-            let (count, names) = (params.len(), names.join(", "));
-            return refuse(format!("matches none of the {count} parameters ({names}, …)"));
-        }
+            false => None,
+        };
+        Ok(())
     }
-    let (mut names, mut ids) = (BTreeSet::new(), Vec::with_capacity(params.len()));
-    for (name, var) in params {
-        if !names.insert(name) || ids.contains(&var.id()) {
-            return Err(Error::DuplicateParameter(name.clone()));
+
+    /// All buffers with their names.
+    fn named(&self) -> Result<Vec<(&'static str, Tensor)>> {
+        let mut named: Vec<_> = self.names.iter().copied().zip(self.buffers.tensors(&self.var)?).collect();
+        if let Some(master) = &self.master {
+            named.extend(std::iter::once(MASTER).zip(master.tensors(&self.var)?));
         }
-        ids.push(var.id());
+        Ok(named)
     }
-    Ok(claimed.into_iter().map(|claim| claim.map_or(0, |index| index + 1)).collect())
 }
 
 /// What takes the steps of `params`: nothing but the CPU, or the engine of the one device they are on.
@@ -151,8 +154,15 @@ pub(super) fn gradients(slots: &[Slot], grads: &GradStore) -> Result<Vec<Gradien
     let mut found = Vec::with_capacity(slots.len());
     for (index, slot) in slots.iter().enumerate() {
         let Some(grad) = grads.get(&slot.var) else { continue };
-        if grad.shape() != slot.var.shape() || grad.dtype() != slot.var.dtype() {
+        // On the CPU the gradient of a half may be wider than it: a mean of several, or that of its master weights.
+        let wide = slot.is_half() && grad.dtype() == DType::F32 && grad.device().is_cpu();
+        if grad.shape() != slot.var.shape() || grad.dtype() != slot.var.dtype() && !wide {
             let describe = |t: &Tensor| format!("{:?} {:?}", t.dims(), t.dtype());
+            let (expected, found) = (describe(&slot.var), describe(grad));
+            return Err(Error::Gradient { name: slot.name.clone(), expected, found });
+        }
+        if !grad.device().same_device(slot.var.device()) {
+            let describe = |t: &Tensor| format!("a tensor on {:?}", t.device().location());
             let (expected, found) = (describe(&slot.var), describe(grad));
             return Err(Error::Gradient { name: slot.name.clone(), expected, found });
         }
@@ -165,34 +175,41 @@ pub(super) fn gradients(slots: &[Slot], grads: &GradStore) -> Result<Vec<Gradien
     Ok(found)
 }
 
-/// All state of an optimizer.
-pub(super) fn save(slots: &[Slot], optimizer: &str, memory: &[&str]) -> Result<StateDict> {
-    let mut state = StateDict::default();
-    state.header.optimizer = optimizer.to_owned();
+/// The state of all parameters.
+pub(super) fn save(slots: &[Slot], memory: &[&str], state: &mut StateDict) -> Result<()> {
     for slot in slots {
         let memory = memory.iter().zip(&slot.memory).map(|(name, value)| (name.to_string(), *value));
-        let scalars = ParamScalars { t: slot.t, memory: memory.collect() };
+        let scalars = ParamScalars { t: slot.t, group: slot.group, memory: memory.collect() };
         state.header.params.insert(slot.name.clone(), scalars);
-        for (name, tensor) in slot.names.iter().zip(slot.buffers.tensors(&slot.var)?) {
+        for (name, tensor) in slot.named()? {
             state.tensors.insert(format!("{}.{name}", slot.name), tensor);
         }
     }
-    Ok(state)
+    Ok(())
 }
 
-/// Replaces all state, or nothing and lists every difference.
+/// What parameters named by position need: somebody who vouches for their order.
+pub(crate) fn order(by_position: bool, header: &Header, load: Load) -> Option<String> {
+    // Older files do not say; names that count from 0 are positions.
+    let counted = || (0..header.params.len()).all(|i| header.params.contains_key(&i.to_string()));
+    let saved = header.by_position.unwrap_or_else(|| !header.params.is_empty() && counted());
+    ((by_position || saved) && !load.same_order).then(|| {
+        "parameters are named by position, and nothing says that their order is the same (`VarMap::all_vars` has none): \
+         build the optimizer by `from_varmap`, `with_params` or, for a list of fixed order, `in_order`, or vouch for the \
+         order with `Load::strict().same_order()`"
+            .to_owned()
+    })
+}
+
+/// Replaces the state of all parameters, or nothing and lists every difference after those in `differences`.
 pub(super) fn load(
     slots: &mut [Slot],
     engine: Option<&Engine>,
     state: &StateDict,
-    optimizer: &str,
     memory: &[&str],
+    mut differences: Vec<String>,
 ) -> Result<()> {
-    let mut differences = Vec::new();
-    let Header { optimizer: saved, params } = &state.header;
-    if saved != optimizer {
-        differences.push(format!("optimizer: expected {optimizer}, found {saved}"));
-    }
+    let params = &state.header.params;
     let mut known = BTreeSet::new();
     let mut loaded = Vec::with_capacity(slots.len());
     for slot in &*slots {
@@ -207,7 +224,7 @@ pub(super) fn load(
         }
         let dtype = if slot.var.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let mut tensors = Vec::new();
-        for name in slot.names {
+        for name in slot.names.iter().copied().chain(slot.master.is_some().then_some(MASTER)) {
             let name = format!("{}.{name}", slot.name);
             match state.tensors.get(&name) {
                 None => differences.push(format!("buffer `{name}` is missing")),
@@ -233,16 +250,23 @@ pub(super) fn load(
     if !differences.is_empty() {
         return Err(Error::State(differences));
     }
-    let buffers = slots.iter().zip(&loaded).map(|(slot, (.., t))| Buffers::read(engine, slot.var.dtype(), t));
-    let buffers = buffers.collect::<Result<Vec<_>>>()?;
-    for ((slot, (t, memory, _)), buffers) in slots.iter_mut().zip(loaded).zip(buffers) {
-        (slot.t, slot.memory, slot.buffers) = (t, memory, buffers);
+    let read = |(slot, (.., tensors)): (&Slot, &(u64, Vec<f64>, Vec<Tensor>))| {
+        let (own, master) = tensors.split_at(slot.names.len());
+        let master = match master {
+            [] => None,
+            master => Some(Buffers::read(None, DType::F32, master)?),
+        };
+        Ok((Buffers::read(engine, slot.var.dtype(), own)?, master))
+    };
+    let buffers = slots.iter().zip(&loaded).map(read).collect::<Result<Vec<_>>>()?;
+    for ((slot, (t, memory, _)), (buffers, master)) in slots.iter_mut().zip(loaded).zip(buffers) {
+        (slot.t, slot.memory, slot.buffers, slot.master) = (t, memory, buffers, master);
     }
     Ok(())
 }
 
 /// The elements of a parameter in f64.
-pub(super) fn values(var: &Var) -> Result<Vec<f64>> {
+pub(crate) fn values(var: &Var) -> Result<Vec<f64>> {
     // First to the CPU: not every device has f64.
     Ok(var.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
 }

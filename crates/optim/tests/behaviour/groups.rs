@@ -56,8 +56,8 @@ fn unknown_and_bad_hyperparameters_are_named() {
 }
 
 #[test]
-fn no_decay_takes_biases_and_norm_layers() {
-    let group = Group::no_decay();
+fn no_decay_by_name_takes_biases_and_norm_layers() {
+    let group = Group::no_decay_by_name();
     let pattern = group.pattern().unwrap();
     let without = [
         "0.bias",
@@ -73,6 +73,17 @@ fn no_decay_takes_biases_and_norm_layers() {
         "decoder.bias",
         "rnns.0.bias_ih_l0",
         "rnns.1.bias_hh_l0",
+        "h.0.ln_1.weight",
+        "transformer.ln_f.bias",
+        "model.layers.0.input_layernorm.weight",
+        "bert.embeddings.LayerNorm.weight",
+        "bert.embeddings.LayerNorm.gamma",
+        "vit.layernorm_before.weight",
+        "blocks.0.norm1.weight",
+        "blocks.0.norm_2.weight",
+        "rms_norm.weight",
+        "attn.q_norm.scale",
+        "layer1.0.downsample.1.weight",
     ];
     let with = [
         "0.weight",
@@ -83,9 +94,13 @@ fn no_decay_takes_biases_and_norm_layers() {
         "rnns.0.weight_hh_l0",
         "dense1.3.conv1.weight",
         "bias.weight",
+        "norm1.linear.weight",
+        "normalizer_conv.weight",
+        "layer1.0.downsample.0.weight",
+        "aln.weight",
     ];
-    without.iter().for_each(|name| assert!(pattern.is_match(name), "{name} decays"));
-    with.iter().for_each(|name| assert!(!pattern.is_match(name), "{name} does not decay"));
+    without.iter().for_each(|name| assert!(pattern.is_match(name, 2), "{name} decays"));
+    with.iter().for_each(|name| assert!(!pattern.is_match(name, 1), "{name} does not decay"));
     let params = build("sgdm", json!({"weight_decay": 0.1}), &[group]).unwrap().params();
     let grouped: Vec<_> = params.iter().filter(|p| p.group.is_some()).map(|p| p.name.as_str()).collect();
     assert_eq!(grouped, ["bn1.weight", "bn1.bias", "linear.bias"]);
@@ -134,4 +149,18 @@ fn groups_are_read_from_recipes() {
     let params = build("sgdm", json!({}), &[group]).unwrap().params();
     assert_eq!(params[4].group.as_deref(), Some("*.bias"));
     assert_eq!(params[3].group, None);
+}
+
+#[test]
+fn a_rank_that_nothing_has_is_no_mistake_and_a_malformed_one_is() {
+    let params = vec![(
+        "w".to_owned(),
+        candle_core::Var::zeros((2, 2), DType::F32, &candle_core::Device::Cpu).unwrap(),
+    )];
+    let registry = Registry::builtin();
+    let build =
+        |group| registry.get("sgd").unwrap().build(params.clone(), &Map::new(), &[group]).map(|o| o.params());
+    assert_eq!(build(Group::no_decay()).unwrap()[0].group, None);
+    let error = build(Group::new("rank <= one")).unwrap_err().to_string();
+    assert_eq!(error, "parameter group `rank <= one`: expected `rank <= N`, found `rank <= one`");
 }

@@ -4,10 +4,13 @@ mod decgd;
 mod driver;
 mod groups;
 mod hostile;
+mod kinds;
 mod numeric;
+mod precision;
 mod probe;
 mod refusals;
 mod state;
+mod traps;
 
 #[allow(dead_code)]
 #[path = "../../examples/custom_optimizer.rs"]

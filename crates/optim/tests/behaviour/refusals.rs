@@ -48,8 +48,8 @@ fn a_missing_loss_is_refused_and_the_remedy_named() {
 #[test]
 fn a_loss_without_a_root_is_refused() {
     for name in LOSS_BASED {
-        // f + c = 0, f + c < 0, and no number at all.
-        for loss in [-1.0, -7.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        // f + c = 0 and f + c < 0.
+        for loss in [-1.0, -7.5] {
             for steps in [0, 2] {
                 let error = refusal(name, steps, StepContext::new().loss(loss), |_, _| ());
                 assert!(matches!(error, Error::Loss { c: 1.0, .. }), "{name}, f = {loss}: {error}");
@@ -59,12 +59,23 @@ fn a_loss_without_a_root_is_refused() {
 }
 
 #[test]
+fn a_loss_that_is_no_number_is_refused_by_all() {
+    for name in names() {
+        for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let error = refusal(name, 2, StepContext::new().loss(loss), |_, _| ());
+            assert!(matches!(error, Error::LossNotFinite { .. }), "{name}, f = {loss}: {error}");
+        }
+    }
+}
+
+#[test]
 fn a_rate_or_a_scale_that_is_no_number_is_refused() {
     for name in names() {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let context = StepContext::new().loss(1.0);
+            let factors = [context.factor(bad), context.momentum_factor(bad)];
             let contexts = [context.lr(bad), context.momentum(bad), context.clip_norm(bad, 1.0)];
-            for context in contexts {
+            for context in contexts.into_iter().chain(factors) {
                 let error = refusal(name, 2, context, |_, _| ());
                 assert!(matches!(error, Error::Context { .. }), "{name}: {error}");
             }
@@ -90,7 +101,6 @@ fn a_gradient_that_does_not_fit_is_refused() {
 
 #[test]
 fn candles_bare_step_asks_for_the_loss() {
-    use candle_nn::Optimizer;
     let x = var(&[1.0], DType::F32);
     let mut optimizer = DecGd::new(vec![x.clone()], DecGdConfig::default()).unwrap();
     let loss = x.sqr().unwrap().sum_all().unwrap();

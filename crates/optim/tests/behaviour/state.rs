@@ -3,7 +3,7 @@ use crate::common::{Bench, bits, map, names, var};
 use candle_core::DType;
 use proptest::prelude::*;
 use serde_json::{Map, json};
-use taper_optim::{Error, Group, Registry, StateDict};
+use taper_optim::{Error, Group, Load, Registry, StateDict};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
@@ -129,14 +129,16 @@ fn groups_with_buffers_of_their_own_are_saved_too() {
 
 #[test]
 fn state_moves_between_optimizers_of_one_kind_and_other_switches() {
-    // Switches that shape no buffer may change between sessions: here the kind of decay of `decgd`.
+    // Switches that shape no buffer may change between sessions, if that is meant: here the kind of decay of `decgd`.
     let build = |decay: &str| {
         let params = vec![("x".into(), var(&[1.0, 2.0], DType::F64))];
         let config = map(json!({"decay": decay, "weight_decay": 0.1}));
         Registry::builtin().build("decgd", params, &config).unwrap()
     };
     let state = build("l2").state_dict().unwrap();
-    assert!(build("coupled_q").load_state_dict(&state).is_ok());
+    let error = build("coupled_q").load_state_dict(&state).unwrap_err().to_string();
+    assert!(error.contains("decay: expected \"coupled_q\", found \"l2\" (of x)"), "{error}");
+    assert!(build("coupled_q").load_state_dict_with(&state, Load::strict().keep_hyperparameters()).is_ok());
     // A state without tensors is no state of Adam's.
     let mut adam = Bench::new("adam", &[1], DType::F32, 1);
     assert!(adam.optimizer.load_state_dict(&StateDict::default()).is_err());
@@ -144,4 +146,65 @@ fn state_moves_between_optimizers_of_one_kind_and_other_switches() {
         Registry::builtin().build("sgd", vec![("x".into(), var(&[1.0], DType::F32))], &Map::new()).unwrap();
     assert!(sgd.state_dict().unwrap().tensors.is_empty());
     assert_eq!(bits(&adam.params[0].1).len(), 1);
+}
+
+#[test]
+fn a_file_is_replaced_as_a_whole() {
+    let folder = std::env::temp_dir().join(format!("taper-optim-replace-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (path, link) = (folder.join("state"), folder.join("link"));
+    let mut bench = Bench::new("adam", &[4], DType::F32, 2);
+    bench.optimizer.state_dict().unwrap().save(&path).unwrap();
+    // Another name of the same file: it sees what is written into the file, and not what takes its place.
+    std::fs::hard_link(&path, &link).unwrap();
+    let old = std::fs::read(&path).unwrap();
+    bench.steps(1, 1);
+    let state = bench.optimizer.state_dict().unwrap();
+    state.save(&path).unwrap();
+    assert_eq!(std::fs::read(&link).unwrap(), old);
+    assert_eq!(std::fs::read(&path).unwrap(), state.to_bytes().unwrap());
+    // One that cannot be put in its place leaves nothing behind.
+    let taken = folder.join("folder");
+    std::fs::create_dir_all(taken.join("full")).unwrap();
+    assert!(state.save(&taken).is_err());
+    let names = std::fs::read_dir(&folder).unwrap().count();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(names, 3);
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_saved_too() {
+    let mut state = StateDict::default();
+    for (i, value) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -0.0, 1e-310].into_iter().enumerate() {
+        state.header.shared.insert(i.to_string(), value);
+    }
+    let read = StateDict::from_bytes(&state.to_bytes().unwrap()).unwrap();
+    let bits = |state: &StateDict| state.header.shared.values().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&read), bits(&state));
+}
+
+#[test]
+fn state_of_before_is_still_read() {
+    // A header without rate, hyperparameters and order, as it was written first.
+    let mut bench = Bench::new("adam", &[2], DType::F32, 1);
+    bench.steps(1, 2);
+    let mut old = bench.optimizer.state_dict().unwrap();
+    (old.header.lr, old.header.by_position) = (None, None);
+    old.header.groups.clear();
+    let text = serde_json::to_string(&old.header).unwrap();
+    assert_eq!(text, r#"{"optimizer":"adam","params":{"p0":{"t":2,"memory":{}}}}"#);
+    Bench::new("adam", &[2], DType::F32, 1).optimizer.load_state_dict(&old).unwrap();
+}
+
+#[test]
+fn groups_that_differ_are_named_with_their_parameters() {
+    let build = |groups: &[Group]| {
+        let places = [("p0".into(), 0, 3), ("p1".into(), 3, 4)];
+        Bench::placed("sgdm", &Map::new(), groups, &places, DType::F32, 9).optimizer
+    };
+    let saved = build(&[Group::new("p1").set("weight_decay", 0.5)]).state_dict().unwrap();
+    let Err(Error::State(differences)) = build(&[]).load_state_dict(&saved) else { panic!("taken") };
+    assert_eq!(differences, ["weight_decay: expected 0, found 0.5 (of p1)"]);
+    // Another pattern for the same parameters is the same optimizer.
+    build(&[Group::new("/1$/").set("weight_decay", 0.5)]).load_state_dict(&saved).unwrap();
 }

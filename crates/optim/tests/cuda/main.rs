@@ -180,6 +180,40 @@ fn a_refused_loss_changes_nothing_then_and_later() {
     }
 }
 
+/// What a device refused is reported by the next call that may wait, has left no trace in the counters either, and is forgotten
+/// when state is loaded.
+#[test]
+fn a_refused_step_is_reported_by_the_next_call_and_cleared_by_loading() {
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    for name in ["decgd", "adam"] {
+        let mut twin = Twin::new(name, &Map::new(), &[33, 5], DType::F32, &device);
+        twin.step_deferred(1, 2.0);
+        twin.optimizer.settle().unwrap();
+        let (before, saved) = (twin.bytes(), twin.optimizer.state_dict().unwrap());
+        twin.step_deferred(2, f32::NAN);
+        twin.step_deferred(3, 2.0);
+        let error = twin.optimizer.step(&twin.grads(4), &twin.context(4).loss(2.0)).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error}");
+        assert!(before == twin.bytes(), "{name}: a refused step left traces");
+        twin.optimizer.load_state_dict(&saved).unwrap();
+        twin.step(2);
+        twin.optimizer.settle().unwrap();
+        assert!(before != twin.bytes(), "{name}: no step after loading");
+    }
+}
+
+#[test]
+fn a_gradient_on_another_device_is_refused() {
+    let Some(device) = standin::device(&cases(), &[DType::F32]) else { return };
+    let mut twin = Twin::new("adam", &Map::new(), &[33, 5], DType::F32, &device);
+    let before = twin.bytes();
+    let mut grads = twin.grads(1);
+    grads.insert(&twin.vars[1], tensor(1, 1, 5, DType::F32, &Device::Cpu));
+    let error = twin.optimizer.step(&grads, &twin.context(1)).unwrap_err();
+    assert!(matches!(error, Error::Gradient { .. }), "{error}");
+    assert!(before == twin.bytes());
+}
+
 /// A step of any number of parameters is an upload and a launch or two, and waits for nothing.
 #[test]
 fn a_step_is_a_handful_of_launches_and_waits_for_nothing() {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::process::Command;
-use taper_optim::device::{CUDA_DIALECT, NORM, Source};
+use taper_optim::device::{CUDA_DIALECT, Source};
 use taper_optim::{Registry, rules};
 
 /// What the stand-in counts.
@@ -60,25 +60,26 @@ pub fn device(cases: &[(&'static str, Map<String, Value>)], dtypes: &[DType]) ->
     }
 }
 
-/// The header of the rule behind a name.
-fn update(name: &str) -> &'static str {
+/// The program of the rule behind a name.
+fn program(name: &'static str, buffers: usize, dtype: DType) -> Source {
     use taper_optim::rule::Rule;
-    fn names<R: Rule>(name: &str) -> Option<&'static str> {
-        R::names().iter().any(|(info, _)| info.name == name).then_some(R::UPDATE?)
+    let asked = (name, buffers, dtype);
+    fn of<R: Rule>((name, buffers, dtype): (&'static str, usize, DType)) -> Option<Source> {
+        R::names().iter().any(|(info, _)| info.name == name).then(|| Source::of::<R>(name, buffers, dtype))?
     }
-    names::<rules::adabelief::AdaBeliefRule>(name)
-        .or_else(|| names::<rules::adabound::AdaBoundRule>(name))
-        .or_else(|| names::<rules::adadelta::AdaDeltaRule>(name))
-        .or_else(|| names::<rules::adagd::AdaGdRule>(name))
-        .or_else(|| names::<rules::adagrad::AdaGradRule>(name))
-        .or_else(|| names::<rules::adam::AdamRule>(name))
-        .or_else(|| names::<rules::aegd::AegdRule>(name))
-        .or_else(|| names::<rules::decgd::DecGdRule>(name))
-        .or_else(|| names::<rules::padam::PAdamRule>(name))
-        .or_else(|| names::<rules::radam::RAdamRule>(name))
-        .or_else(|| names::<rules::rmsprop::RmsPropRule>(name))
-        .or_else(|| names::<rules::sgd::SgdRule>(name))
-        .or_else(|| names::<rules::yogi::YogiRule>(name))
+    of::<rules::adabelief::AdaBeliefRule>(asked)
+        .or_else(|| of::<rules::adabound::AdaBoundRule>(asked))
+        .or_else(|| of::<rules::adadelta::AdaDeltaRule>(asked))
+        .or_else(|| of::<rules::adagd::AdaGdRule>(asked))
+        .or_else(|| of::<rules::adagrad::AdaGradRule>(asked))
+        .or_else(|| of::<rules::adam::AdamRule>(asked))
+        .or_else(|| of::<rules::aegd::AegdRule>(asked))
+        .or_else(|| of::<rules::decgd::DecGdRule>(asked))
+        .or_else(|| of::<rules::padam::PAdamRule>(asked))
+        .or_else(|| of::<rules::radam::RAdamRule>(asked))
+        .or_else(|| of::<rules::rmsprop::RmsPropRule>(asked))
+        .or_else(|| of::<rules::sgd::SgdRule>(asked))
+        .or_else(|| of::<rules::yogi::YogiRule>(asked))
         .unwrap()
 }
 
@@ -88,10 +89,10 @@ fn kernels(cases: &[(&'static str, Map<String, Value>)], dtypes: &[DType]) -> Op
     let registry = Registry::builtin();
     let mut sources = Vec::new();
     for dtype in dtypes {
-        sources.push(Source { rule: "norm", update: NORM, buffers: 0, dtype: *dtype });
+        sources.push(Source::norm(*dtype));
         for (name, config) in cases {
             let buffers = registry.get(name).unwrap().buffers(config).unwrap().len();
-            sources.push(Source { rule: name, update: update(name), buffers, dtype: *dtype });
+            sources.push(program(name, buffers, *dtype));
         }
     }
     let folder = host::folder(&format!("standin-{}", dtypes.len()));

@@ -13,7 +13,6 @@ use taper_optim::{Deferred, Group, Optim, Optimizer, StepContext};
 pub trait Case {
     fn name(&self) -> String;
     fn source(&self, dtype: DType) -> Source;
-    fn scalar_names(&self) -> &'static [&'static str];
     /// What the CPU makes of `steps` steps of parameters with `sizes` elements, and the job that asks a device for the same.
     /// `sums` asks the device for the sums of a reduction.
     fn run(&self, dtype: DType, sizes: &[usize], steps: usize, host: Host, sums: &Sums) -> (Job, Vec<u8>);
@@ -117,12 +116,7 @@ impl<R: Rule> Case for Of<R> {
     fn source(&self, dtype: DType) -> Source {
         let buffers = R::buffers(&self.0).len();
         // By rule, not by optimizer: cases that differ in numbers only share a program.
-        let (rule, update) = (R::names()[0].0.name, R::UPDATE.unwrap());
-        Source { rule, update, buffers, dtype }
-    }
-
-    fn scalar_names(&self) -> &'static [&'static str] {
-        R::Scalars::NAMES
+        Source::of::<R>(R::names()[0].0.name, buffers, dtype).unwrap()
     }
 
     fn run(&self, dtype: DType, sizes: &[usize], steps: usize, host: Host, sums: &Sums) -> (Job, Vec<u8>) {
@@ -135,7 +129,7 @@ impl<R: Rule> Case for Of<R> {
             .collect();
         let params = vars.iter().enumerate().map(|(r, var)| (format!("p{r}"), var.clone())).collect();
         // Every other parameter in a group of its own: rows whose numbers differ. AdaGD has no rate to differ in.
-        let apart = !R::REDUCES && sizes.len() > 1;
+        let apart = R::REDUCE.is_none() && sizes.len() > 1;
         let group = Group::new("/[13579]$/").set("lr", 2.0 * config.lr());
         let groups = if apart { std::slice::from_ref(&group) } else { &[] };
         let mut cpu = Optim::<R>::with_groups(params, config.clone(), groups).unwrap();
@@ -174,13 +168,13 @@ impl<R: Rule> Case for Of<R> {
                 given,
                 loss,
                 norm,
-                offset: R::loss_offset(config),
+                offset: R::LOSS.map_or(0.0, |c| c(config)),
                 start: [0.0; MAX_BUFFERS],
                 starts: t == 1,
                 scalars: vec![vec![0.0; R::Scalars::NAMES.len()]; sizes.len()],
                 grads: grads.iter().map(bytes).collect(),
             };
-            let sums = match R::REDUCES && t > 1 {
+            let sums = match R::REDUCE.is_some() && t > 1 {
                 true => sums(&Job { rows: rows(&cpu), steps: vec![step.clone()] }),
                 false => [0.0; SUMS],
             };
@@ -188,7 +182,7 @@ impl<R: Rule> Case for Of<R> {
             for (r, memory) in memory.iter_mut().enumerate() {
                 let config = &configs[r % 2];
                 let lr = if r % 2 == 0 { lr } else { config.lr() * (lr / configs[0].lr()) };
-                let input = Input { t: t as u64, lr, momentum: None, loss: Some(seen), sums };
+                let input = Input { t: t as u64, lr, momentum: config.momentum(), loss: Some(seen), sums };
                 step.scalars[r] = R::prepare(config, &input, memory).unwrap().values();
                 step.start = R::start(config, &input).unwrap();
             }

@@ -5,12 +5,12 @@ use candle_core::DType;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
-use taper_optim::device::{CUDA_DIALECT, CUDA_OPTIONS, METAL_DIALECT, NORM, Source};
+use taper_optim::device::{CUDA_DIALECT, CUDA_OPTIONS, METAL_DIALECT, Source};
 
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
 fn sources(dtypes: &[DType]) -> Vec<Source> {
-    let norm = |dtype: &DType| Source { rule: "norm", update: NORM, buffers: 0, dtype: *dtype };
+    let norm = |dtype: &DType| Source::norm(*dtype);
     let of_rules = cases::all();
     let of_rules = of_rules.iter().flat_map(|case| dtypes.iter().map(|dtype| case.source(*dtype)));
     of_rules.chain(dtypes.iter().map(norm)).collect()

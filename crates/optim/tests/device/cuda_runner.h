@@ -23,7 +23,7 @@ static void run() {
   double *loss64 = allocate<double>(1), *norm = allocate<double>(1);
   for (uint32_t t = 0; t < steps; t++) {
     head->scale = get<double>(), head->limit = get<double>(), head->max_norm = get<double>();
-    head->rows = rows;
+    head->rows = rows, head->step = t + 1;
     const uint32_t given = get<uint32_t>();
     *loss64 = get<double>(), *norm = get<double>();
     *loss32 = (float)*loss64;

@@ -25,7 +25,7 @@ static void run() {
   float *loss = allocate<float>(1), *norm = allocate<float>(1);
   for (uint32_t t = 0; t < steps; t++) {
     head->scale = (float)get<double>(), head->limit = (float)get<double>(), head->max_norm = (float)get<double>();
-    head->rows = rows;
+    head->rows = rows, head->step = t + 1;
     const uint32_t given = get<uint32_t>();
     *loss = (float)get<double>(), *norm = (float)get<double>();
     for (uint32_t r = 0; r < rows; r++) {

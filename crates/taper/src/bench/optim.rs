@@ -78,7 +78,8 @@ fn gigabytes(elements: usize, bytes: usize) -> f64 {
 
 /// Bytes a step must move for an element: the parameter and its buffers are read and written, the gradient is read.
 fn bytes(registry: &Registry, optimizer: &str, config: &Map<String, Value>) -> usize {
-    let buffers = registry.get(optimizer).and_then(|entry| entry.buffers(config)).map_or(0, <[_]>::len);
+    let buffers =
+        registry.get(optimizer).and_then(|entry| entry.buffers(config)).map_or(0, |buffers| buffers.len());
     match optimizer {
         // Its norms need all four numbers before any can change; then two are read again and three are written.
         "adagd" => 4 * (4 + 2 + 3),
@@ -110,7 +111,8 @@ fn step(optimizer: &str, config: &Map<String, Value>, sizes: &[usize]) -> Result
         params.push((i.to_string(), var));
     }
     let mut optimizer = Registry::builtin().build(optimizer, params, config)?;
-    let context = StepContext::new().loss(1.0).lr(1e-4);
+    // As the training loop, which knows the norm of the gradients before.
+    let context = StepContext::new().loss(1.0).lr(1e-4).finite();
     // The first step touches the state's memory for the first time.
     optimizer.step(&grads, &context)?;
     Ok(Box::new(move || Ok(optimizer.step(&grads, &context)?)))

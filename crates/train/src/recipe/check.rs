@@ -356,19 +356,6 @@ impl Checks<'_> {
                 .fail(&Path::parse("schedule.kind"), message.to_owned())
                 .help("give `per: step`"));
         }
-        // The factor of a momentum belongs to the optimizer's own: of a group with another one it is not known whose.
-        if momentum {
-            for (index, group) in spec.optimizer.groups.iter().enumerate().filter(|(_, g)| g.name.is_none()) {
-                if let Some(key) =
-                    ["momentum", "beta1"].into_iter().find(|key| group.hyper.contains_key(*key))
-                {
-                    let path = Path::parse("optimizer.groups").index(index).key(key);
-                    let message =
-                        format!("{path} would be ignored: `schedule.momentum` moves that of all groups");
-                    return Err(self.fail(&path, message).help("leave one of the two out"));
-                }
-            }
-        }
         Ok(())
     }
 

@@ -376,7 +376,8 @@ impl Run<'_> {
             LossForScale::Total => &batch.total,
             LossForScale::Raw => &batch.raw,
         };
-        let (mut context, mut deferred) = (StepContext::new().probe(probe), Deferred::default());
+        // Finite, because its norm is: `measure` has looked, or the device will.
+        let (mut context, mut deferred) = (StepContext::new().finite().probe(probe), Deferred::default());
         match loss {
             Figure::Known(loss) => context = context.loss(*loss),
             Figure::Coming(loss) => deferred = deferred.loss(loss),

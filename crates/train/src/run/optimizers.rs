@@ -47,7 +47,7 @@ impl Optimizers {
         for (i, frozen) in recipe.train.freeze.iter().enumerate() {
             let pattern = pattern(frozen)?;
             let before = params.len();
-            params.retain(|(name, _)| !pattern.is_match(name));
+            params.retain(|(name, var)| !pattern.is_match(name, var.rank()));
             if params.len() == before {
                 let message = format!("`{frozen}` matches no parameter that is still trained");
                 return Err(recipe.error_at(&format!("train.freeze[{i}]"), message).into());
@@ -64,7 +64,8 @@ impl Optimizers {
                 continue;
             };
             let pattern = pattern(&group.pattern)?;
-            let (own, rest): (Vec<_>, Vec<_>) = params.into_iter().partition(|(n, _)| pattern.is_match(n));
+            let (own, rest): (Vec<_>, Vec<_>) =
+                params.into_iter().partition(|(n, var)| pattern.is_match(n, var.rank()));
             params = rest;
             if own.is_empty() {
                 let message = format!("`{}` matches no parameter", group.pattern);
@@ -77,9 +78,10 @@ impl Optimizers {
             // Only what no other group claims, and only if it is there: an MLP has no norm layers.
             let taken = groups.iter().map(Group::pattern).collect::<Result<Vec<_>, _>>()?;
             let wanted = regex::Regex::new(pattern).map_err(candle_core::Error::wrap)?;
-            let free = |name: &str| wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name));
-            let names: Vec<String> =
-                params.iter().filter(|(n, _)| free(n)).map(|(n, _)| regex::escape(n)).collect();
+            let free = |(name, var): &&(String, Var)| {
+                wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name, var.rank()))
+            };
+            let names: Vec<String> = params.iter().filter(free).map(|(n, _)| regex::escape(n)).collect();
             if !names.is_empty() {
                 let pattern = format!("/^({})$/", names.join("|"));
                 groups.push(Group {
@@ -148,16 +150,15 @@ impl Optimizers {
         time: &Time,
         factor: f64,
     ) -> Result<(), RunError> {
-        let moved = self.schedules.momentum.as_ref().map(|schedule| {
-            let (t, total) = time.at(self.schedules.per);
-            schedule.factor(t, total)
-        });
-        for optimizer in &mut self.all {
-            let mut context = context.lr(optimizer.lr() * factor);
-            // Each has a momentum of its own to move, or none.
-            if let Some((factor, momentum)) = moved.zip(momentum(&**optimizer)) {
-                context = context.momentum(momentum * factor);
+        let context = match &self.schedules.momentum {
+            Some(schedule) => {
+                let (t, total) = time.at(self.schedules.per);
+                context.momentum_factor(schedule.factor(t, total))
             }
+            _ => context,
+        };
+        let context = context.factor(factor);
+        for optimizer in &mut self.all {
             optimizer.step_deferred(grads, &context, deferred)?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 mod launch;
 
 use crate::device::table::{Bytes, Head, Item, chunks};
-use crate::device::{LANES, NORM, PARTS, Source};
+use crate::device::{LANES, PARTS, Source};
 use crate::driver::Buffers;
 use crate::rule::{MAX_BUFFERS, SUMS};
 use crate::{Deferred, Result};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Parameters of a launch. Borrowing them nests calls, so this bounds the stack (about 1 kB each).
 const ROWS: usize = 256;
 /// The bytes of a table before its rows: `Head` in step.cu.
-const HEAD: u64 = 32;
+const HEAD: u64 = 40;
 
 /// What takes the steps of parameters on one GPU.
 pub(crate) struct Engine {
@@ -198,9 +198,15 @@ impl Engine {
         totals::<E>(&self.device, source, &params, &grads, &states, scalars, head)
     }
 
-    pub fn faults(&self) -> Result<(bool, bool)> {
+    /// The first step whose loss, and the first whose norm, was refused on the device; 0 for none.
+    pub fn faults(&self) -> Result<(u32, u32)> {
         let words = self.device.clone_dtoh(&self.fault)?;
-        Ok((words[0] != 0, words[1] != 0))
+        Ok((words[0], words[1]))
+    }
+
+    pub fn clear_faults(&mut self) -> Result<()> {
+        self.fault = self.device.alloc_zeros(2)?;
+        Ok(())
     }
 }
 
@@ -208,8 +214,8 @@ impl Engine {
 pub(crate) fn norm(grads: &[Tensor]) -> Result<Tensor> {
     let Some(first) = grads.first() else { return Ok(Tensor::new(0f64, &Device::Cpu)?) };
     let device = first.device().as_cuda_device()?;
-    let source = Source { rule: "norm", update: NORM, buffers: 0, dtype: first.dtype() };
-    let head = Head { scale: 1.0, limit: f64::INFINITY };
+    let source = Source::norm(first.dtype());
+    let head = Head { scale: 1.0, limit: f64::INFINITY, step: 0 };
     let states: Vec<Pointer> = grads.iter().map(|_| (0, SyncOnDrop::Record(None))).collect();
     let totals = match source.dtype {
         DType::F64 => totals::<f64>(device, &source, grads, grads, &states, 1, &head)?,
@@ -291,6 +297,7 @@ fn table(
         bytes.f64(number);
     }
     bytes.u64(numbers.len() as u64);
+    bytes.u64(u64::from(head.step));
     for (pointers, numbers) in pointers.zip(numbers) {
         pointers.into_iter().for_each(|at| bytes.u64(at));
         bytes.u64(numbers.elements as u64);

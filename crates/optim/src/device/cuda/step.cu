@@ -10,6 +10,7 @@ struct Head {
   double scale, limit;  // of the gradient
   double max_norm;      // what a deferred norm is clipped to
   Count rows;
+  Count step;  // its number, from 1
 };
 
 struct Row {
@@ -24,7 +25,8 @@ struct Row {
   unsigned int starts;  // whether this is the first step
 };
 
-// What went wrong on the device stays here, and stops every later step: the loss, the norm.
+// What went wrong on the device stays here, and stops every later step: the number of the first step with a loss, and of
+// the first with a norm, that was refused; 0 for none.
 struct Fault {
   unsigned int loss, norm;
 };
@@ -45,20 +47,20 @@ extern "C" __global__ void NAME(begin)(Head *head, Row *rows, const float *loss3
     if (is_finite(*norm) && factor == factor) {
       head->scale *= factor < 1.0 ? factor : 1.0;
     } else {
-      fault->norm = 1;
+      if (!fault->norm) fault->norm = (unsigned int)head->step;
     }
   }
   if (!loss32 && !loss64) return;
   const double loss = loss32 ? (double)*loss32 : *loss64;
   if (!is_finite(loss)) {
-    fault->loss = 1;
+    if (!fault->loss) fault->loss = (unsigned int)head->step;
     return;
   }
 #ifdef FOLLOWS_LOSS
   for (Count r = FIRST; r < head->rows; r += STRIDE) {
     const double sum = loss + rows[r].offset;
     if (!(sum > 0) || !is_finite(sum)) {
-      fault->loss = 1;
+      if (!fault->loss) fault->loss = (unsigned int)head->step;
       continue;
     }
     const double of_loss = root(sum);

@@ -2,7 +2,7 @@
 //!
 //! candle's encoder keeps kernels apart that touch the same buffer, if it is told which they read and which they write.
 use crate::device::table::{Bytes, Head, Item, chunks};
-use crate::device::{LANES, NORM, PARTS, Source};
+use crate::device::{LANES, PARTS, Source};
 use crate::driver::Buffers;
 use crate::rule::{MAX_BUFFERS, SUMS};
 use crate::{Deferred, Error, Result};
@@ -17,7 +17,7 @@ const GROUP: usize = 256;
 /// Groups that share the elements of one parameter.
 const GROUPS: usize = 1024;
 /// The bytes of a table before its rows: `Head` in step.metal.
-const HEAD: usize = 16;
+const HEAD: usize = 20;
 
 /// What takes the steps of parameters on one GPU.
 #[derive(Debug)]
@@ -151,9 +151,15 @@ impl Engine {
         Ok(wide)
     }
 
-    pub fn faults(&self) -> Result<(bool, bool)> {
+    /// The first step whose loss, and the first whose norm, was refused on the device; 0 for none.
+    pub fn faults(&self) -> Result<(u32, u32)> {
         let words = self.fault.to_vec1::<u32>()?;
-        Ok((words[0] != 0, words[1] != 0))
+        Ok((words[0], words[1]))
+    }
+
+    pub fn clear_faults(&mut self) -> Result<()> {
+        self.fault = Tensor::zeros(2, DType::U32, &self.place())?;
+        Ok(())
     }
 }
 
@@ -161,9 +167,9 @@ impl Engine {
 pub(crate) fn norm(grads: &[Tensor]) -> Result<Tensor> {
     let Some(first) = grads.first() else { return Ok(Tensor::new(0f32, &Device::Cpu)?) };
     let device = first.device().as_metal_device()?;
-    let source = Source { rule: "norm", update: NORM, buffers: 0, dtype: first.dtype() };
+    let source = Source::norm(first.dtype());
     let rows: Vec<_> = grads.iter().map(|grad| (grad, grad, None)).collect();
-    let sums = totals(device, &source, &rows, 1, &Head { scale: 1.0, limit: f64::INFINITY })?;
+    let sums = totals(device, &source, &rows, 1, &Head { scale: 1.0, limit: f64::INFINITY, step: 0 })?;
     Ok(sums.get(0)?)
 }
 
@@ -241,6 +247,7 @@ fn table(source: &Source, head: &Head, max_norm: f64, numbers: &[Numbers]) -> (V
         bytes.f32(number);
     }
     bytes.u32(numbers.len() as u32);
+    bytes.u32(head.step);
     let mut row = 0;
     for numbers in numbers {
         let start_of_row = bytes.0.len();

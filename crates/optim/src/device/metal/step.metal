@@ -7,6 +7,7 @@ struct Head {
   float scale, limit;
   float max_norm;
   unsigned int rows;
+  unsigned int step;
 };
 
 struct Row {
@@ -35,12 +36,12 @@ kernel void NAME(begin)(device Head *head [[buffer(0)]], device Row *rows [[buff
     if (is_finite(*norm) && factor == factor) {
       head->scale *= factor < 1.0f ? factor : 1.0f;
     } else {
-      fault->norm = 1;
+      if (!fault->norm) fault->norm = head->step;
     }
   }
   if (!(given & 1u)) return;
   if (!is_finite(*loss)) {
-    fault->loss = 1;
+    if (!fault->loss) fault->loss = head->step;
     return;
   }
 #ifdef FOLLOWS_LOSS
@@ -48,7 +49,7 @@ kernel void NAME(begin)(device Head *head [[buffer(0)]], device Row *rows [[buff
     device Row *row = rows + r;
     const float sum = *loss + row->offset;
     if (!(sum > 0) || !is_finite(sum)) {
-      fault->loss = 1;
+      if (!fault->loss) fault->loss = head->step;
       continue;
     }
     const float of_loss = root(sum);

@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{AdaBelief, AdaBeliefConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -27,7 +26,7 @@
 //! 1e-8, and the rectified step uses the threshold N > 4 with plain m below it.
 //!
 //! Reference: *AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients*, arXiv:2010.07468.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
 use crate::rules::radam::{average_length, rectification};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +74,9 @@ impl Config for AdaBeliefConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.beta1
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("beta1", self.beta1)?;
@@ -120,12 +122,16 @@ const ADABELIEF: Info = Info {
     formula: "m as Adam; s ← β₂s + (1-β₂)(g - m)² + ε; x ← x - η m̂/(√ŝ + ε)",
 };
 
+fn observed(s: &AdaBeliefScalars, state: &[f64]) -> f64 {
+    state.last().copied().unwrap_or(0.0).sqrt() * s.root_correction + s.eps
+}
+
 impl Rule for AdaBeliefRule {
     type Config = AdaBeliefConfig;
     type Scalars = AdaBeliefScalars;
     const BUFFERS: (usize, usize) = (2, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<AdaBeliefScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, AdaBeliefConfig)> {
         vec![(&ADABELIEF, AdaBeliefConfig::default())]
@@ -140,9 +146,9 @@ impl Rule for AdaBeliefRule {
     }
 
     fn prepare(config: &AdaBeliefConfig, input: &Input, _: &mut [f64]) -> Result<AdaBeliefScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
-        let correction1 = 1.0 - beta1.powf(input.t as f64);
-        let correction2 = 1.0 - config.beta2.powf(input.t as f64);
+        let beta1 = input.momentum;
+        let correction1 = bias_correction(beta1, input.t);
+        let correction2 = bias_correction(config.beta2, input.t);
         let (limit, n) = average_length(config.beta2, input.t);
         let (step, adaptive) = match (config.rectify, n > 4.0) {
             (false, _) => (input.lr / correction1, true),
@@ -189,9 +195,5 @@ impl Rule for AdaBeliefRule {
         let one = F::from_f64(1.0);
         let denominator = if s.adaptive == one { belief.sqrt() * s.root_correction + s.eps } else { one };
         x - s.step * (m / denominator)
-    }
-
-    fn observe(s: &AdaBeliefScalars, state: &[f64]) -> f64 {
-        state.last().copied().unwrap_or(0.0).sqrt() * s.root_correction + s.eps
     }
 }

@@ -1,8 +1,4 @@
 // The arithmetic of AdaBelief; see mod.rs.
-typedef struct {
-  REAL step, beta1, one_minus_beta1, beta2, one_minus_beta2, root_correction, eps, adaptive, l2, keep;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   x = x * s.keep;
   g = g + s.l2 * x;

@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{AdaBound, AdaBoundConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -26,7 +25,9 @@
 //! descent with rate F (1 - β₁).
 //!
 //! Reference: *Adaptive Gradient Methods with Dynamic Bound of Learning Rate*, arXiv:1902.09843.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges, require};
+use crate::rule::{
+    Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges, require,
+};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaBound and AMSBound.
@@ -80,6 +81,9 @@ impl Config for AdaBoundConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.beta1
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("beta1", self.beta1)?;
@@ -128,12 +132,16 @@ const AMSBOUND: Info = Info {
     ..ADABOUND
 };
 
+fn observed(s: &AdaBoundScalars, state: &[f64]) -> f64 {
+    (s.step / (state.last().copied().unwrap_or(0.0).sqrt() + s.eps)).max(s.lower).min(s.upper)
+}
+
 impl Rule for AdaBoundRule {
     type Config = AdaBoundConfig;
     type Scalars = AdaBoundScalars;
     const BUFFERS: (usize, usize) = (2, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("rate");
+    const OBSERVE: Option<Observed<AdaBoundScalars>> = Some(Observed { name: "rate", of: observed });
 
     fn names() -> Vec<(&'static Info, AdaBoundConfig)> {
         vec![(&ADABOUND, AdaBoundConfig::default()), (&AMSBOUND, AdaBoundConfig::amsbound())]
@@ -148,11 +156,11 @@ impl Rule for AdaBoundRule {
     }
 
     fn prepare(config: &AdaBoundConfig, input: &Input, _: &mut [f64]) -> Result<AdaBoundScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
+        let beta1 = input.momentum;
         let t = input.t as f64;
         let final_lr = config.final_lr * input.lr / config.base_lr.unwrap_or(config.lr);
         Ok(AdaBoundScalars {
-            step: input.lr * (1.0 - config.beta2.powf(t)).sqrt() / (1.0 - beta1.powf(t)),
+            step: input.lr * bias_correction(config.beta2, input.t).sqrt() / bias_correction(beta1, input.t),
             beta1,
             one_minus_beta1: 1.0 - beta1,
             beta2: config.beta2,
@@ -179,9 +187,5 @@ impl Rule for AdaBoundRule {
         };
         let rate = (s.step / (v.sqrt() + s.eps)).at_least(s.lower).at_most(s.upper);
         x - rate * m
-    }
-
-    fn observe(s: &AdaBoundScalars, state: &[f64]) -> f64 {
-        (s.step / (state.last().copied().unwrap_or(0.0).sqrt() + s.eps)).max(s.lower).min(s.upper)
     }
 }

@@ -1,8 +1,4 @@
 // The arithmetic of AdaBound and AMSBound; see mod.rs.
-typedef struct {
-  REAL step, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, lower, upper, weight_decay;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
   REAL m = s.beta1 * state[0] + s.one_minus_beta1 * g;

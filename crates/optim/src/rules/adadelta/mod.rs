@@ -12,7 +12,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{AdaDelta, AdaDeltaConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -26,7 +25,7 @@
 //! As PyTorch's `Adadelta`: a rate η on top (1 by default, which is the paper), ε inside both roots.
 //!
 //! Reference: *ADADELTA: An Adaptive Learning Rate Method*, arXiv:1212.5701.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, ranges};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaDelta.
@@ -78,12 +77,16 @@ const ADADELTA: Info = Info {
     formula: "s ← ρs + (1-ρ)g²; δ = g√(d+ε)/√(s+ε); d ← ρd + (1-ρ)δ²; x ← x - ηδ",
 };
 
+fn observed(s: &AdaDeltaScalars, state: &[f64]) -> f64 {
+    (state[0] + s.eps).sqrt()
+}
+
 impl Rule for AdaDeltaRule {
     type Config = AdaDeltaConfig;
     type Scalars = AdaDeltaScalars;
     const BUFFERS: (usize, usize) = (2, 2);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<AdaDeltaScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, AdaDeltaConfig)> {
         vec![(&ADADELTA, AdaDeltaConfig::default())]
@@ -115,9 +118,5 @@ impl Rule for AdaDeltaRule {
         state[0] = square;
         state[1] = s.rho * state[1] + s.one_minus_rho * (delta * delta);
         x - s.lr * delta
-    }
-
-    fn observe(s: &AdaDeltaScalars, state: &[f64]) -> f64 {
-        (state[0] + s.eps).sqrt()
     }
 }

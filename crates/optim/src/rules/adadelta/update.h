@@ -1,8 +1,4 @@
 // The arithmetic of AdaDelta; see mod.rs.
-typedef struct {
-  REAL lr, rho, one_minus_rho, eps, weight_decay;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
   REAL square = s.rho * state[0] + s.one_minus_rho * (g * g);

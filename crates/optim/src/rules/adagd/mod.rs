@@ -11,7 +11,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{AdaGd, AdaGdConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -32,7 +31,7 @@
 //! - The previous iterate is stored: ‖x_t - x_{t-1}‖ from the step itself loses six digits after a first step of 1e-10.
 //!
 //! Reference: *Adaptive Gradient Descent without Descent*, arXiv:1910.09529.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, SUMS, require};
+use crate::rule::{Config, Info, Input, Invalid, Real, Reduce, Refusal, Rule, SUMS, require};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaGD.
@@ -76,13 +75,19 @@ const ADAGD: Info = Info {
     formula: "λ = min(√(1+θ)λ, ‖Δx‖/(2‖Δg‖)); x ← x - λg",
 };
 
+/// ‖x_t - x_{t-1}‖² and ‖g_t - g_{t-1}‖².
+#[inline(always)]
+fn moved_and_turned(x: f64, g: f64, state: &[f64]) -> [f64; SUMS] {
+    [(x - state[0]).powi(2), (g - state[1]).powi(2)]
+}
+
 impl Rule for AdaGdRule {
     type Config = AdaGdConfig;
     type Scalars = AdaGdScalars;
     const BUFFERS: (usize, usize) = (2, 2);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const MEMORY: &'static [&'static str] = &["lambda", "theta"];
-    const REDUCES: bool = true;
+    const REDUCE: Option<Reduce> = Some(Reduce::Together(moved_and_turned));
 
     fn names() -> Vec<(&'static Info, AdaGdConfig)> {
         vec![(&ADAGD, AdaGdConfig::default())]
@@ -94,11 +99,6 @@ impl Rule for AdaGdRule {
 
     fn buffers(_: &AdaGdConfig) -> &'static [&'static str] {
         &["x_prev", "g_prev"]
-    }
-
-    #[inline(always)]
-    fn reduce(x: f64, g: f64, state: &[f64]) -> [f64; SUMS] {
-        [(x - state[0]).powi(2), (g - state[1]).powi(2)]
     }
 
     fn prepare(config: &AdaGdConfig, input: &Input, memory: &mut [f64]) -> Result<AdaGdScalars, Refusal> {

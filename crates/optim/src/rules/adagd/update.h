@@ -1,10 +1,4 @@
 // The arithmetic of AdaGD; see mod.rs.
-#define REDUCES
-
-typedef struct {
-  REAL lambda;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   state[0] = x;
   state[1] = g;

@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{AdaGrad, AdaGradConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -24,7 +23,7 @@
 //! As PyTorch's `Adagrad`: ε outside the root, and a decay δ of the rate that the paper does not have (0 by default).
 //!
 //! Reference: *Adaptive Subgradient Methods for Online Learning and Stochastic Optimization*, JMLR 12, 2011.
-use crate::rule::{Config, Info, Input, Invalid, MAX_BUFFERS, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaGrad.
@@ -79,12 +78,16 @@ const ADAGRAD: Info = Info {
     formula: "s ← s + g²; x ← x - η g/(√s + ε)",
 };
 
+fn observed(s: &AdaGradScalars, state: &[f64]) -> f64 {
+    state[0].sqrt() + s.eps
+}
+
 impl Rule for AdaGradRule {
     type Config = AdaGradConfig;
     type Scalars = AdaGradScalars;
     const BUFFERS: (usize, usize) = (1, 1);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<AdaGradScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, AdaGradConfig)> {
         vec![(&ADAGRAD, AdaGradConfig::default())]
@@ -112,9 +115,5 @@ impl Rule for AdaGradRule {
         let g = g + s.weight_decay * x;
         state[0] = state[0] + g * g;
         x - s.lr * (g / (state[0].sqrt() + s.eps))
-    }
-
-    fn observe(s: &AdaGradScalars, state: &[f64]) -> f64 {
-        state[0].sqrt() + s.eps
     }
 }

@@ -1,8 +1,4 @@
 // The arithmetic of AdaGrad; see mod.rs.
-typedef struct {
-  REAL lr, eps, weight_decay;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
   state[0] = state[0] + g * g;

@@ -12,7 +12,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{Adam, AdamConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -30,7 +29,7 @@
 //!   `max_after_bias_correction` takes it of the corrected one. The paper has no bias correction at all.
 //!
 //! References: arXiv:1412.6980, arXiv:1904.09237, arXiv:1711.05101.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Adam, AMSGrad and AdamW.
@@ -88,6 +87,9 @@ impl Config for AdamConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.beta1
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("beta1", self.beta1)?;
@@ -143,12 +145,16 @@ const ADAMW: Info = Info {
     formula: "x ← x(1 - ηλ); then Adam without λ",
 };
 
+fn observed(s: &AdamScalars, state: &[f64]) -> f64 {
+    state.last().copied().unwrap_or(0.0).sqrt() * s.root_correction + s.eps
+}
+
 impl Rule for AdamRule {
     type Config = AdamConfig;
     type Scalars = AdamScalars;
     const BUFFERS: (usize, usize) = (2, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<AdamScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, AdamConfig)> {
         vec![(&ADAM, AdamConfig::default()), (&AMSGRAD, AdamConfig::amsgrad()), (&ADAMW, AdamConfig::adamw())]
@@ -167,9 +173,9 @@ impl Rule for AdamRule {
     }
 
     fn prepare(config: &AdamConfig, input: &Input, _: &mut [f64]) -> Result<AdamScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
-        let correction1 = 1.0 - beta1.powf(input.t as f64);
-        let correction2 = 1.0 - config.beta2.powf(input.t as f64);
+        let beta1 = input.momentum;
+        let correction1 = bias_correction(beta1, input.t);
+        let correction2 = bias_correction(config.beta2, input.t);
         let after = config.amsgrad && config.max_after_bias_correction;
         let (l2, shrink) =
             if config.decoupled { (0.0, input.lr * config.weight_decay) } else { (config.weight_decay, 0.0) };
@@ -202,9 +208,5 @@ impl Rule for AdamRule {
             _ => v,
         };
         x - s.step * (m / (v.sqrt() * s.root_correction + s.eps))
-    }
-
-    fn observe(s: &AdamScalars, state: &[f64]) -> f64 {
-        state.last().copied().unwrap_or(0.0).sqrt() * s.root_correction + s.eps
     }
 }

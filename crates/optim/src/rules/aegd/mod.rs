@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{Aegd, AegdConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -28,7 +27,7 @@
 //!
 //! Reference: *AEGD: Adaptive Gradient Descent with Energy*, arXiv:2010.05109.
 use crate::rule::{
-    Config, Info, Input, Invalid, MAX_BUFFERS, Real, Refusal, Rule, ranges, require, root_of_loss,
+    Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges, require, root_of_loss,
 };
 use serde::{Deserialize, Serialize};
 
@@ -103,13 +102,17 @@ const AEGDW: Info = Info {
     ..AEGD
 };
 
+fn observed(_: &AegdScalars, state: &[f64]) -> f64 {
+    state[0]
+}
+
 impl Rule for AegdRule {
     type Config = AegdConfig;
     type Scalars = AegdScalars;
     const BUFFERS: (usize, usize) = (1, 1);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const NEEDS_LOSS: bool = true;
-    const OBSERVED: Option<&'static str> = Some("energy");
+    const LOSS: Option<fn(&Self::Config) -> f64> = Some(|config| config.c);
+    const OBSERVE: Option<Observed<AegdScalars>> = Some(Observed { name: "energy", of: observed });
 
     fn names() -> Vec<(&'static Info, AegdConfig)> {
         vec![(&AEGD, AegdConfig::default()), (&AEGDW, AegdConfig::aegdw())]
@@ -138,20 +141,12 @@ impl Rule for AegdRule {
         })
     }
 
-    fn loss_offset(config: &AegdConfig) -> f64 {
-        config.c
-    }
-
     #[inline(always)]
     fn update<F: Real>(s: &AegdScalars<F>, x: F, g: F, state: &mut [F]) -> F {
         let q = g * s.half_inverse_root + s.coupled_q * x;
         let r = state[0] / (F::from_f64(1.0) + s.twice_lr * (q * q));
         state[0] = r;
         x * s.keep - s.twice_lr * (r * q)
-    }
-
-    fn observe(_: &AegdScalars, state: &[f64]) -> f64 {
-        state[0]
     }
 
     fn report(s: &AegdScalars, _: &[f64]) -> Vec<(&'static str, f64)> {

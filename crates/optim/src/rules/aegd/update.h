@@ -1,10 +1,4 @@
 // The arithmetic of AEGD and AEGDW; see mod.rs.
-#define FOLLOWS_LOSS
-
-typedef struct {
-  REAL root, half_inverse_root, twice_lr, coupled_q, keep;
-} Scalars;
-
 FN Scalars follow(Scalars s, REAL of_loss, REAL half_inverse) {
   s.root = of_loss;
   s.half_inverse_root = half_inverse;

@@ -18,7 +18,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{DecGd, DecGdConfig};
 //!
 //! let x = Var::new(&[1f64, -0.5], &Device::Cpu)?;
@@ -47,7 +46,7 @@
 //!
 //! Reference: Zhou Shao, Tong Lin. *A New Adaptive Gradient Method with Gradient Decomposition.* arXiv:2107.08377.
 use crate::rule::{
-    Config, Info, Input, Invalid, MAX_BUFFERS, Real, Refusal, Rule, ranges, require, root_of_loss,
+    Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges, require, root_of_loss,
 };
 use serde::{Deserialize, Serialize};
 
@@ -149,6 +148,9 @@ impl Config for DecGdConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.momentum
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("momentum", self.momentum)?;
@@ -206,14 +208,18 @@ const DECGDW: Info = Info {
     ..DECGD
 };
 
+fn observed(_: &DecGdScalars, state: &[f64]) -> f64 {
+    state[1]
+}
+
 impl Rule for DecGdRule {
     type Config = DecGdConfig;
     type Scalars = DecGdScalars;
     const BUFFERS: (usize, usize) = (2, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const NEEDS_LOSS: bool = true;
+    const LOSS: Option<fn(&Self::Config) -> f64> = Some(|config| config.c);
     const MEMORY: &'static [&'static str] = &["prev_lr"];
-    const OBSERVED: Option<&'static str> = Some("v");
+    const OBSERVE: Option<Observed<DecGdScalars>> = Some(Observed { name: "v", of: observed });
 
     fn names() -> Vec<(&'static Info, DecGdConfig)> {
         vec![(&DECGD, DecGdConfig::default()), (&DECGDW, DecGdConfig::decgdw())]
@@ -253,7 +259,7 @@ impl Rule for DecGdRule {
         Ok(DecGdScalars {
             root,
             half_inverse_root: 0.5 / root,
-            momentum: input.momentum.unwrap_or(config.momentum),
+            momentum: input.momentum,
             twice_lr: 2.0 * input.lr,
             moved,
             shrunk,
@@ -262,10 +268,6 @@ impl Rule for DecGdRule {
             decoupled: input.lr * decoupled,
             v_floor: config.v_floor.unwrap_or(f64::NEG_INFINITY),
         })
-    }
-
-    fn loss_offset(config: &DecGdConfig) -> f64 {
-        config.c
     }
 
     #[inline(always)]
@@ -283,10 +285,6 @@ impl Rule for DecGdRule {
             state[2] = scale;
         }
         x - (s.twice_lr * (scale * m) + s.decoupled * x)
-    }
-
-    fn observe(_: &DecGdScalars, state: &[f64]) -> f64 {
-        state[1]
     }
 
     fn report(s: &DecGdScalars, means: &[f64]) -> Vec<(&'static str, f64)> {

@@ -1,10 +1,4 @@
 // The arithmetic of DecGD; see mod.rs.
-#define FOLLOWS_LOSS
-
-typedef struct {
-  REAL root, half_inverse_root, momentum, twice_lr, moved, shrunk, l2, coupled_q, decoupled, v_floor;
-} Scalars;
-
 FN Scalars follow(Scalars s, REAL of_loss, REAL half_inverse) {
   s.root = of_loss;
   s.half_inverse_root = half_inverse;

@@ -11,7 +11,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{PAdam, PAdamConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -27,7 +26,9 @@
 //!
 //! Reference: *Closing the Generalization Gap of Adaptive Gradient Methods in Training Deep Neural Networks*,
 //! arXiv:1806.06763.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges, require};
+use crate::rule::{
+    Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges, require,
+};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of PAdam.
@@ -59,6 +60,9 @@ impl Default for PAdamConfig {
 impl Config for PAdamConfig {
     fn lr(&self) -> f64 {
         self.lr
+    }
+    fn momentum(&self) -> f64 {
+        self.beta1
     }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
@@ -98,12 +102,16 @@ const PADAM: Info = Info {
     formula: "m, v* as AMSGrad; x ← x - η m̂/(√v̂* + ε)^(2p)",
 };
 
+fn observed(s: &PAdamScalars, state: &[f64]) -> f64 {
+    power(state.last().copied().unwrap_or(0.0).sqrt() + s.eps, s.exponent)
+}
+
 impl Rule for PAdamRule {
     type Config = PAdamConfig;
     type Scalars = PAdamScalars;
     const BUFFERS: (usize, usize) = (2, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<PAdamScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, PAdamConfig)> {
         vec![(&PADAM, PAdamConfig::default())]
@@ -118,9 +126,9 @@ impl Rule for PAdamRule {
     }
 
     fn prepare(config: &PAdamConfig, input: &Input, _: &mut [f64]) -> Result<PAdamScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
-        let correction1 = 1.0 - beta1.powf(input.t as f64);
-        let correction2 = 1.0 - config.beta2.powf(input.t as f64);
+        let beta1 = input.momentum;
+        let correction1 = bias_correction(beta1, input.t);
+        let correction2 = bias_correction(config.beta2, input.t);
         Ok(PAdamScalars {
             step: input.lr * correction2.sqrt() / correction1,
             beta1,
@@ -147,10 +155,6 @@ impl Rule for PAdamRule {
             _ => v,
         };
         x - s.step * (m / power(v.sqrt() + s.eps, s.exponent))
-    }
-
-    fn observe(s: &PAdamScalars, state: &[f64]) -> f64 {
-        power(state.last().copied().unwrap_or(0.0).sqrt() + s.eps, s.exponent)
     }
 }
 

@@ -1,8 +1,4 @@
 // The arithmetic of PAdam; see mod.rs.
-typedef struct {
-  REAL step, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, exponent, weight_decay;
-} Scalars;
-
 FN REAL to_the(REAL base, REAL exponent) {
   if (exponent == (REAL)1 / 2) return root(base);
   if (exponent == (REAL)1 / 4) return root(root(base));

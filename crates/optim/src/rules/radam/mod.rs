@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{RAdam, RAdamConfig, RAdamVariant};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -28,7 +27,7 @@
 //!   `decoupled_weight_decay` and then on every step.
 //!
 //! Reference: *On the Variance of the Adaptive Learning Rate and Beyond*, arXiv:1908.03265.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
 use serde::{Deserialize, Serialize};
 
 /// Whose RAdam.
@@ -83,6 +82,9 @@ impl Config for RAdamConfig {
     fn lr(&self) -> f64 {
         self.lr
     }
+    fn momentum(&self) -> f64 {
+        self.beta1
+    }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
         ranges::fraction("beta1", self.beta1)?;
@@ -133,7 +135,7 @@ const RADAM: Info = Info {
 
 /// N_∞ and N_t, the length of the approximated simple moving average.
 pub(crate) fn average_length(beta2: f64, t: u64) -> (f64, f64) {
-    let power = beta2.powf(t as f64);
+    let power = crate::power::of_step(beta2, t);
     let limit = 2.0 / (1.0 - beta2) - 1.0;
     (limit, limit - 2.0 * t as f64 * power / (1.0 - power))
 }
@@ -143,12 +145,16 @@ pub(crate) fn rectification(limit: f64, n: f64) -> f64 {
     ((n - 4.0) / (limit - 4.0) * (n - 2.0) / n * limit / (limit - 2.0)).sqrt()
 }
 
+fn observed(s: &RAdamScalars, state: &[f64]) -> f64 {
+    if s.adaptive == 1.0 { state[1].sqrt() + s.eps } else { 1.0 }
+}
+
 impl Rule for RAdamRule {
     type Config = RAdamConfig;
     type Scalars = RAdamScalars;
     const BUFFERS: (usize, usize) = (2, 2);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<RAdamScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, RAdamConfig)> {
         vec![(&RADAM, RAdamConfig::default())]
@@ -163,9 +169,9 @@ impl Rule for RAdamRule {
     }
 
     fn prepare(config: &RAdamConfig, input: &Input, _: &mut [f64]) -> Result<RAdamScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
-        let correction1 = 1.0 - beta1.powf(input.t as f64);
-        let correction2 = 1.0 - config.beta2.powf(input.t as f64);
+        let beta1 = input.momentum;
+        let correction1 = bias_correction(beta1, input.t);
+        let correction2 = bias_correction(config.beta2, input.t);
         let (limit, n) = average_length(config.beta2, input.t);
         let authors = config.variant == RAdamVariant::Authors;
         let adaptive = if authors { n >= 5.0 } else { n > 5.0 };
@@ -197,9 +203,5 @@ impl Rule for RAdamRule {
         let one = F::from_f64(1.0);
         let denominator = if s.adaptive == one { v.sqrt() + s.eps } else { one };
         x * s.keep - s.step * (m / denominator)
-    }
-
-    fn observe(s: &RAdamScalars, state: &[f64]) -> f64 {
-        if s.adaptive == 1.0 { state[1].sqrt() + s.eps } else { 1.0 }
     }
 }

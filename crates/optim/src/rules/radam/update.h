@@ -1,8 +1,4 @@
 // The arithmetic of RAdam; see mod.rs.
-typedef struct {
-  REAL step, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, adaptive, l2, keep;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.l2 * x;
   REAL m = s.beta1 * state[0] + s.one_minus_beta1 * g;

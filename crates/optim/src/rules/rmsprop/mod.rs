@@ -12,7 +12,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{RmsProp, RmsPropConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -27,7 +26,7 @@
 //! that rounding makes negative counts as 0, where PyTorch returns NaN.
 //!
 //! Reference: Hinton, *Neural Networks for Machine Learning*, lecture 6e, 2012; centered: Graves, arXiv:1308.0850.
-use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, ranges};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of RMSprop.
@@ -57,6 +56,9 @@ impl Default for RmsPropConfig {
 impl Config for RmsPropConfig {
     fn lr(&self) -> f64 {
         self.lr
+    }
+    fn momentum(&self) -> f64 {
+        self.momentum
     }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
@@ -93,12 +95,17 @@ const RMSPROP: Info = Info {
     formula: "s ← αs + (1-α)g²; b ← μb + g/(√s + ε); x ← x - ηb",
 };
 
+fn observed(s: &RmsPropScalars, state: &[f64]) -> f64 {
+    let mean = if s.centered > 0.0 { state[1] } else { 0.0 };
+    (state[0] - mean * mean).max(0.0).sqrt() + s.eps
+}
+
 impl Rule for RmsPropRule {
     type Config = RmsPropConfig;
     type Scalars = RmsPropScalars;
     const BUFFERS: (usize, usize) = (1, 3);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<RmsPropScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, RmsPropConfig)> {
         vec![(&RMSPROP, RmsPropConfig::default())]
@@ -123,7 +130,7 @@ impl Rule for RmsPropRule {
             alpha: config.alpha,
             one_minus_alpha: 1.0 - config.alpha,
             eps: config.eps,
-            momentum: input.momentum.unwrap_or(config.momentum),
+            momentum: input.momentum,
             centered: f64::from(config.centered),
             weight_decay: config.weight_decay,
         })
@@ -155,10 +162,5 @@ impl Rule for RmsPropRule {
             }
             _ => x - s.lr * step,
         }
-    }
-
-    fn observe(s: &RmsPropScalars, state: &[f64]) -> f64 {
-        let mean = if s.centered > 0.0 { state[1] } else { 0.0 };
-        (state[0] - mean * mean).max(0.0).sqrt() + s.eps
     }
 }

@@ -1,8 +1,4 @@
 // The arithmetic of RMSprop; see mod.rs. Two buffers are an average and a momentum unless `centered`.
-typedef struct {
-  REAL lr, alpha, one_minus_alpha, eps, momentum, centered, weight_decay;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
   REAL square = s.alpha * state[0] + s.one_minus_alpha * (g * g);

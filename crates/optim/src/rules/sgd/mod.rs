@@ -10,7 +10,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{Sgd, SgdConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -66,6 +65,9 @@ impl SgdConfig {
 impl Config for SgdConfig {
     fn lr(&self) -> f64 {
         self.lr
+    }
+    fn momentum(&self) -> f64 {
+        self.momentum
     }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
@@ -143,7 +145,7 @@ impl Rule for SgdRule {
     }
 
     fn prepare(config: &SgdConfig, input: &Input, _: &mut [f64]) -> Result<SgdScalars, Refusal> {
-        let momentum = input.momentum.unwrap_or(config.momentum);
+        let momentum = input.momentum;
         Ok(SgdScalars {
             lr: input.lr,
             momentum,

@@ -1,8 +1,4 @@
 // The arithmetic of SGD; see mod.rs.
-typedef struct {
-  REAL lr, momentum, undamped, weight_decay, gradient_share, buffer_share;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
 #if BUFFERS == 1

@@ -11,7 +11,6 @@
 //! ```
 //! # fn main() -> candle_core::Result<()> {
 //! use candle_core::{Device, Var};
-//! use candle_nn::Optimizer;
 //! use taper_optim::{Yogi, YogiConfig};
 //!
 //! let x = Var::new(&[4f64], &Device::Cpu)?;
@@ -26,7 +25,9 @@
 //! v only), decay is L2 (the paper's code: proximal). ε is 1e-3, as in the paper.
 //!
 //! Reference: *Adaptive Methods for Nonconvex Optimization*, NeurIPS 2018.
-use crate::rule::{Config, Info, Input, Invalid, MAX_BUFFERS, Real, Refusal, Rule, ranges};
+use crate::rule::{
+    Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, bias_correction, ranges,
+};
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Yogi.
@@ -56,6 +57,9 @@ impl Default for YogiConfig {
 impl Config for YogiConfig {
     fn lr(&self) -> f64 {
         self.lr
+    }
+    fn momentum(&self) -> f64 {
+        self.beta1
     }
     fn check(&self) -> Result<(), Invalid> {
         ranges::lr(self.lr)?;
@@ -94,12 +98,16 @@ const YOGI: Info = Info {
     formula: "m as Adam; v ← v - (1-β₂) sign(v - g²) g²; x ← x - η m̂/(√v̂ + ε)",
 };
 
+fn observed(s: &YogiScalars, state: &[f64]) -> f64 {
+    state[1].sqrt() * s.root_correction + s.eps
+}
+
 impl Rule for YogiRule {
     type Config = YogiConfig;
     type Scalars = YogiScalars;
     const BUFFERS: (usize, usize) = (2, 2);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
-    const OBSERVED: Option<&'static str> = Some("denominator");
+    const OBSERVE: Option<Observed<YogiScalars>> = Some(Observed { name: "denominator", of: observed });
 
     fn names() -> Vec<(&'static Info, YogiConfig)> {
         vec![(&YOGI, YogiConfig::default())]
@@ -118,9 +126,9 @@ impl Rule for YogiRule {
     }
 
     fn prepare(config: &YogiConfig, input: &Input, _: &mut [f64]) -> Result<YogiScalars, Refusal> {
-        let beta1 = input.momentum.unwrap_or(config.beta1);
-        let correction1 = 1.0 - beta1.powf(input.t as f64);
-        let correction2 = 1.0 - config.beta2.powf(input.t as f64);
+        let beta1 = input.momentum;
+        let correction1 = bias_correction(beta1, input.t);
+        let correction2 = bias_correction(config.beta2, input.t);
         Ok(YogiScalars {
             step: input.lr / correction1,
             beta1,
@@ -144,9 +152,5 @@ impl Rule for YogiRule {
         let v = v - if v == square { zero } else { signed };
         (state[0], state[1]) = (m, v);
         x - s.step * (m / (v.sqrt() * s.root_correction + s.eps))
-    }
-
-    fn observe(s: &YogiScalars, state: &[f64]) -> f64 {
-        state[1].sqrt() * s.root_correction + s.eps
     }
 }

@@ -1,8 +1,4 @@
 // The arithmetic of Yogi; see mod.rs.
-typedef struct {
-  REAL step, beta1, one_minus_beta1, one_minus_beta2, root_correction, eps, weight_decay;
-} Scalars;
-
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   g = g + s.weight_decay * x;
   REAL m = s.beta1 * state[0] + s.one_minus_beta1 * g;

@@ -65,11 +65,7 @@ impl Dataset for TextFiles {
                 option("train", "[]", "a file or a list of files to train on; needed"),
                 option("valid", "[]", "a file or a list of files to choose on; needed"),
                 option("test", "[]", "a file or a list of files to report on; needed"),
-                option(
-                    "vocab",
-                    "null",
-                    "the vocabulary's file: read when it exists, else built and written there",
-                ),
+                option("vocab", "null", "the vocabulary's file, one word a line; built from the training text unless given"),
                 option("min_count", "1", "rarer words of the training files become <unk>"),
                 option("max_vocab", "null", "at most this many words, with <unk> and <eos>"),
             ],
@@ -107,7 +103,15 @@ impl Dataset for TextFiles {
         let build = || Vocabulary::by_frequency(train(), chosen.min_count, chosen.max_vocab);
         let vocabulary = match &chosen.vocab {
             Some(path) if path.exists() => Vocabulary::read(path)?,
-            Some(path) => build().saved(path)?,
+            // A recipe writes nowhere but into its runs and the cache.
+            Some(path) => {
+                let message = format!(
+                    "expected a file of one word a line, found none at {}: leave the key out to have a vocabulary built from \
+                     the training text (it is then kept in the cache, under vocab/)",
+                    path.display()
+                );
+                return Err(DataError::option(self.name(), "vocab", message));
+            }
             None => {
                 let vocabulary = build();
                 let key = &content[0].sha256[..16];
@@ -119,6 +123,10 @@ impl Dataset for TextFiles {
                 vocabulary
             }
         };
+        if chosen.vocab.is_some() {
+            // What words are numbered by is an input like the text.
+            content.push(Content::of_lines("vocab", vocabulary.words().iter().map(String::as_str)));
+        }
         let encode = |i: usize| vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
         let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
         let text = Text { train, valid, test, vocab: vocabulary.words() };

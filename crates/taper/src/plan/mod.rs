@@ -125,7 +125,7 @@ impl Plan {
         options: &Options,
         probe: bool,
     ) -> Result<Self, RunError> {
-        let sweep = Sweep::open(std::slice::from_ref(recipe), options)?;
+        let sweep = Sweep::open(std::slice::from_ref(recipe), registries, options)?;
         let mut keys: Vec<Value> = Vec::new();
         let (mut runs, mut kinds) = (Vec::new(), Vec::new());
         for run in sweep.runs() {

@@ -110,10 +110,18 @@ impl Content {
         let short = |digest: &str| digest.get(..12).unwrap_or(digest).to_owned();
         if (self.samples, &self.sha256) != (before.samples, &before.sha256) {
             let was = format!("{} samples (sha256 {}…)", before.samples, short(&before.sha256));
-            return Some(format!("`{}` was {was}, is {} ({}…)", self.split, self.samples, short(&self.sha256)));
+            return Some(format!(
+                "`{}` was {was}, is {} ({}…)",
+                self.split,
+                self.samples,
+                short(&self.sha256)
+            ));
         }
         (self.ordered != before.ordered).then(|| {
-            format!("`{}` has the same {} samples in another order, and batches go by it", self.split, self.samples)
+            format!(
+                "`{}` has the same {} samples in another order, and batches go by it",
+                self.split, self.samples
+            )
         })
     }
 }

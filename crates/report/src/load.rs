@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use taper_train::Recipe;
 use taper_train::recipe::Unchecked;
-use taper_train::run::{RunError, folder};
 use taper_train::run::{Record, Split, Status, Summary};
+use taper_train::run::{RunError, folder};
 
 /// Why there is no report.
 #[non_exhaustive]

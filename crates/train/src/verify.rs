@@ -1,7 +1,9 @@
 //! Checks a run's record: its files against each other, and its beginning against a second training.
 use crate::compare::{CheckpointDifference, LineDifference, checkpoint_difference, line_difference};
 use crate::run::folder::{Manifest, Stretch};
-use crate::run::{Inputs, Options, Outcome, Record, RunError, Status, Summary, checkpoint, folder, tensorboard};
+use crate::run::{
+    Inputs, Options, Outcome, Record, RunError, Status, Summary, checkpoint, folder, tensorboard,
+};
 use crate::{Recipe, Registries, run};
 use serde::Serialize;
 use std::fmt;
@@ -171,7 +173,9 @@ fn notes(folder: &Path, again: &Path) -> Result<Vec<String>, RunError> {
     let now = folder::manifest(again)?;
     let mut notes = Vec::new();
     if let Some(change) = Inputs::from(&now).differ_from(&Inputs::from(&then)) {
-        notes.push(format!("the inputs are not those of the run: nothing can be expected to be equal: {change}"));
+        notes.push(format!(
+            "the inputs are not those of the run: nothing can be expected to be equal: {change}"
+        ));
     }
     let distinct = |manifest: &Manifest, of: &dyn Fn(&Stretch) -> String| {
         let mut all: Vec<String> = manifest.stretches.iter().map(of).collect();

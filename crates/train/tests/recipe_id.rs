@@ -32,7 +32,10 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         // What cannot change a result.
         BASE.replace("mnist,", "mnist, verify: false,"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, log_every: 7, probe: true}"),
-        BASE.replace("clip_norm: 1}", "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}"),
+        BASE.replace(
+            "clip_norm: 1}",
+            "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}",
+        ),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {seconds: 60}, on_divergence: record}"),
         // Defaults that are spelled out.
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),

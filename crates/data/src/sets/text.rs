@@ -65,7 +65,11 @@ impl Dataset for TextFiles {
                 option("train", "[]", "a file or a list of files to train on; needed"),
                 option("valid", "[]", "a file or a list of files to choose on; needed"),
                 option("test", "[]", "a file or a list of files to report on; needed"),
-                option("vocab", "null", "the vocabulary's file, one word a line; built from the training text unless given"),
+                option(
+                    "vocab",
+                    "null",
+                    "the vocabulary's file, one word a line; built from the training text unless given",
+                ),
                 option("min_count", "1", "rarer words of the training files become <unk>"),
                 option("max_vocab", "null", "at most this many words, with <unk> and <eos>"),
             ],

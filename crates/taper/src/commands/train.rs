@@ -187,7 +187,10 @@ fn report(
     let mut remarks: Vec<String> = outcomes.iter().flat_map(|(_, o)| o.data.remarks()).collect();
     remarks.dedup();
     remarks.extend(outcomes.iter().filter(|(_, o)| !o.summary.mixed.is_empty()).map(|(label, o)| {
-        format!("{label} is mixed: trained on {}. Nobody can repeat it to the bit.", o.summary.mixed.join(", then "))
+        format!(
+            "{label} is mixed: trained on {}. Nobody can repeat it to the bit.",
+            o.summary.mixed.join(", then ")
+        )
     }));
     remarks.iter().for_each(|remark| eprintln!("{remark}"));
     if drawn {

@@ -89,7 +89,10 @@ fn a_longer_run_goes_on_from_a_shorter_one() {
 fn what_looks_ahead_is_not_extended() {
     let cases = [
         (["schedule={kind: cosine}", "train.log_every=1"], "cosine schedule is stretched over the length"),
-        (["train.eval_every=3", "train.checkpoint={every_steps: null, keep: 1}"], "no checkpoint from before its end"),
+        (
+            ["train.eval_every=3", "train.checkpoint={every_steps: null, keep: 1}"],
+            "no checkpoint from before its end",
+        ),
         (["train.log_every=2", "schedule={kind: constant}"], "the same run but shorter"),
     ];
     for (settings, reason) in cases {
@@ -107,7 +110,8 @@ fn what_looks_ahead_is_not_extended() {
 
 /// A recipe of text, a vocabulary and first weights that lie in files.
 fn on_files(home: &Path) -> PathBuf {
-    fs::write(home.join("words.txt"), "the cat sat on the mat and the dog sat on the cat\n".repeat(9)).unwrap();
+    fs::write(home.join("words.txt"), "the cat sat on the mat and the dog sat on the cat\n".repeat(9))
+        .unwrap();
     fs::write(home.join("vocab.txt"), "<unk>\n<eos>\nthe\ncat\nsat\non\nmat\nand\ndog\n").unwrap();
     let recipe = "data: {name: text, train: words.txt, valid: words.txt, test: words.txt, vocab: vocab.txt, batch_size: 2, eval_batch_size: 2}
 model: {name: lstm, layers: 1, emb: 4}
@@ -252,7 +256,10 @@ fn a_vocabulary_is_not_written_where_a_recipe_says() {
     }
     let before = folders(folder.path());
     assert!(taper(folder.path(), &["plan", "mine.yaml"]).status.success());
-    assert!(before.iter().all(|name| name == "cache") && folders(folder.path()).iter().all(|name| name == "cache"));
+    assert!(
+        before.iter().all(|name| name == "cache")
+            && folders(folder.path()).iter().all(|name| name == "cache")
+    );
 }
 
 #[test]

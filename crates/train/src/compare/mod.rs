@@ -92,7 +92,9 @@ pub fn compare(a: &Path, b: &Path, registries: &Registries) -> Result<Comparison
         (a, b) => {
             let value = |summary: Option<_>| summary.unwrap_or(serde_json::Value::Null);
             let mut all = json::differences(&value(a), &value(b)).into_iter();
-            all.find(|difference| !ignored.contains(&difference.key.as_str()) && !difference.key.starts_with("files"))
+            all.find(|difference| {
+                !ignored.contains(&difference.key.as_str()) && !difference.key.starts_with("files")
+            })
         }
     };
     let equal = metrics.is_none() && difference.is_none() && summary.is_none();

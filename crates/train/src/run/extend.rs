@@ -39,7 +39,10 @@ pub(super) fn extend(
     let place = shorter.folder.display();
     let steps = shorter.summary.steps;
     let refuse = |why: String| {
-        info!("{}: {place} is the same run with {steps} steps, but {why}: starting from the first step", recipe.name);
+        info!(
+            "{}: {place} is the same run with {steps} steps, but {why}: starting from the first step",
+            recipe.name
+        );
         Ok(None)
     };
     if let Some(kind) = looks_ahead(recipe) {
@@ -64,13 +67,17 @@ pub(super) fn extend(
             continue;
         }
         let loaded = checkpoint::read(&checkpoint::path(&shorter.folder, step));
-        match loaded.and_then(|l| l.belongs_to(&shorter.folder, step, shorter.recipe.id(), &metrics).map(|()| l)) {
+        match loaded
+            .and_then(|l| l.belongs_to(&shorter.folder, step, shorter.recipe.id(), &metrics).map(|()| l))
+        {
             Ok(loaded) => past.push(loaded),
             Err(e) => debug!("{}: not gone on from: {e}", recipe.name),
         }
     }
     let Some(last) = past.last().map(|loaded| loaded.state.clone()) else {
-        return refuse("it has no checkpoint from before its end, where it did what a longer run does not".into());
+        return refuse(
+            "it has no checkpoint from before its end, where it did what a longer run does not".into(),
+        );
     };
     // In this order a crash leaves the beginning of the run, or less of it.
     let stretches = super::manifest::past(Some(&shorter.manifest), last.step);
@@ -92,7 +99,8 @@ pub(super) fn extend(
 fn longest(run: &Path, recipe: &Recipe, registries: &Registries, options: &Options) -> Option<Shorter> {
     let series = recipe.series();
     let prefix = format!("{}-", recipe.name);
-    let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix));
+    let named =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix));
     let read = |folder: PathBuf| {
         let summary = folder::summary(&folder).ok()??;
         if summary.series != series || summary.status != Status::Finished {
@@ -119,7 +127,9 @@ impl Shorter {
         match (train.epochs, train.steps) {
             // An early stop or a budget would end the longer one there too.
             (Some(epochs), _) if summary.epochs < epochs => true,
-            (Some(epochs), _) => train.eval_every.is_none_or(|every| every > 0 && epochs.is_multiple_of(every)),
+            (Some(epochs), _) => {
+                train.eval_every.is_none_or(|every| every > 0 && epochs.is_multiple_of(every))
+            }
             (_, Some(steps)) if summary.steps < steps => true,
             _ => train.eval_every.is_none() && ends_epoch(summary.steps),
         }

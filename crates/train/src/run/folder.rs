@@ -1,8 +1,7 @@
 //! A run's folder read back, changing nothing in it. Whoever reads a run reads it through here: what its seals do not vouch for
 //! is an error.
 //!
-//! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last and the best
-//! checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments,
+//! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments,
 //! the times. Every checkpoint vouches for itself.
 use super::checkpoint;
 use super::inputs::Inputs;
@@ -179,19 +178,20 @@ fn differences<'a>(folder: &Path, files: impl Iterator<Item = (&'a String, &'a S
         let path = folder.join(name);
         match sha256_file(&path) {
             Err(e) => Some(RunError::from(e)),
-            Ok((_, found)) if found != *expected => {
-                Some(damaged(&path, format!("sha256 was {expected} when the run ended, is {found}: {ADVICE}")))
-            }
+            Ok((_, found)) if found != *expected => Some(damaged(
+                &path,
+                format!("sha256 was {expected} when the run ended, is {found}: {ADVICE}"),
+            )),
             Ok(_) => None,
         }
     };
     files.filter_map(check).collect()
 }
 
-/// The checksums of the files in a run's folder that are functions of its recipe. `last` and `best` are checkpoints.
-pub(super) fn seal(folder: &Path, checkpoints: &[u64]) -> Result<BTreeMap<String, String>, RunError> {
+/// The checksums of the files in a run's folder that are functions of its recipe, with the checkpoint of its `last` step.
+pub(super) fn seal(folder: &Path, last: Option<u64>) -> Result<BTreeMap<String, String>, RunError> {
     let mut names = vec!["metrics.jsonl".to_owned(), super::tensorboard::FILE.to_owned()];
-    names.extend(checkpoints.iter().map(|step| format!("checkpoints/step-{step}/state.json")));
+    names.extend(last.map(|step| format!("checkpoints/step-{step}/state.json")));
     let sum = |name: String| {
         let (_, sum) = sha256_file(&folder.join(&name))?;
         Ok((name, sum))

@@ -2,8 +2,8 @@
 //! them, and what a name stands for can change.
 use super::manifest::Manifest;
 use super::{RunError, checkpoint, network};
-use crate::recipe::{Recipe, Task};
 use crate::Registries;
+use crate::recipe::{Recipe, Task};
 use candle_core::{Device, Tensor};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -30,12 +30,15 @@ impl From<&Manifest> for Inputs {
 impl Inputs {
     /// What is not what it was; `None` where all is.
     pub fn differ_from(&self, before: &Self) -> Option<String> {
-        let splits = |inputs: &Self| inputs.data.iter().map(|content| content.split.clone()).collect::<Vec<_>>();
+        let splits =
+            |inputs: &Self| inputs.data.iter().map(|content| content.split.clone()).collect::<Vec<_>>();
         if splits(self) != splits(before) {
             let list = |inputs: &Self| splits(inputs).join(", ");
             return Some(format!("the data was {}, is {}", list(before), list(self)));
         }
-        if let Some(change) = self.data.iter().zip(&before.data).find_map(|(now, then)| now.differs_from(then)) {
+        if let Some(change) =
+            self.data.iter().zip(&before.data).find_map(|(now, then)| now.differs_from(then))
+        {
             return Some(format!("the data: {change}"));
         }
         let weights = |inputs: &Self| inputs.init_from.as_ref().map(|file| file.sha256.clone());
@@ -113,8 +116,11 @@ impl Weights {
         };
         let tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu)
             .map_err(|e| refuse(format!("{}: expected a safetensors file: {e}", place.display())))?;
-        let file =
-            FileRecord { path: place.display().to_string(), bytes: bytes.len() as u64, sha256: sha256(&bytes) };
+        let file = FileRecord {
+            path: place.display().to_string(),
+            bytes: bytes.len() as u64,
+            sha256: sha256(&bytes),
+        };
         Ok(Self { tensors, file })
     }
 }

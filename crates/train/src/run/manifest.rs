@@ -146,7 +146,8 @@ pub(super) fn past(before: Option<&Manifest>, step: u64) -> Vec<Stretch> {
     };
     // What came after the checkpoint is done again.
     let kept = before.stretches.iter().filter(|stretch| stretch.from < step);
-    kept.map(|stretch| Stretch { to: Some(stretch.to.unwrap_or(step).min(step)), ..stretch.clone() }).collect()
+    kept.map(|stretch| Stretch { to: Some(stretch.to.unwrap_or(step).min(step)), ..stretch.clone() })
+        .collect()
 }
 
 /// The different arithmetics that took part in a run; more than one only where the user allowed it.

@@ -14,9 +14,9 @@ mod average;
 pub(crate) mod checkpoint;
 mod error;
 mod evaluate;
+mod extend;
 mod feed;
 mod figure;
-mod extend;
 pub mod folder;
 mod inputs;
 mod inspect;
@@ -185,6 +185,11 @@ fn finished(
         let why = format!("had other inputs ({change}): training anew; its folder is kept as");
         set_aside(recipe, folder, options, &why)?;
         return Ok(None);
+    }
+    for step in checkpoint::steps(folder)?.into_iter().filter(|step| *step != outcome.summary.steps) {
+        if let Err(e) = checkpoint::read(&checkpoint::path(folder, step)) {
+            warn!("{}: a checkpoint from before its end is damaged, its result is not: {e}", recipe.name);
+        }
     }
     answer(recipe, outcome).map(Some)
 }

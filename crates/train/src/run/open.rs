@@ -33,7 +33,8 @@ impl<'a> Run<'a> {
         let mut task = task::of(recipe, registries, &options.search, &device)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
-        let weights = recipe.train.init_from.as_deref().map(|from| Weights::read(recipe, from)).transpose()?;
+        let weights =
+            recipe.train.init_from.as_deref().map(|from| Weights::read(recipe, from)).transpose()?;
         if let Some(weights) = &weights {
             let refused = |e: taper_models::Error| recipe.error_at("train.init_from", e.to_string());
             task.params().set(&weights.tensors).map_err(refused)?;

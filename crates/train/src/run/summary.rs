@@ -139,16 +139,12 @@ impl Run<'_> {
         let last = self.manifest.stretches.last_mut();
         last.into_iter().for_each(|stretch| stretch.to = Some(self.state.step));
         self.manifest.write(&self.folder).map_err(gone)?;
-        // An interrupted or diverged run has the checkpoints that it happened to make.
-        let mut checkpoints = Vec::new();
-        if status == Status::Finished {
-            checkpoints.push(self.state.step);
-            checkpoints.extend(self.state.best.map(|(_, step)| step).filter(|step| *step != self.state.step));
+        // Which other checkpoints there are depends on interruptions; each vouches for itself.
+        let last = (status == Status::Finished).then_some(self.state.step);
+        if let Some(step) = last {
+            checkpoint::read(&checkpoint::path(&self.folder, step)).map_err(gone)?;
         }
-        for step in &checkpoints {
-            checkpoint::read(&checkpoint::path(&self.folder, *step)).map_err(gone)?;
-        }
-        let files = folder::seal(&self.folder, &checkpoints).map_err(gone)?;
+        let files = folder::seal(&self.folder, last).map_err(gone)?;
         if files.get("metrics.jsonl") != Some(&self.metrics.vouch().1) {
             let message = "is not what the run wrote: somebody changed it while the run was trained".into();
             return Err(RunError::Damaged { path: self.folder.join("metrics.jsonl"), message });

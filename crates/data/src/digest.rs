@@ -2,6 +2,9 @@
 //!
 //! Images: for each sample sha256(pixels, then one label byte); the digests sorted; sha256 of their concatenation.
 //! Text: sha256 of each line's words joined by single spaces plus a line feed, in order.
+//!
+//! Sorted, the digest answers "is this CIFAR-10?" whatever order a format has. Batches and validation sets go by index, so a
+//! run is a function of the order too: [`Content::ordered`] is the digest without the sorting.
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -65,6 +68,9 @@ pub struct Content {
     pub samples: usize,
     /// The digest.
     pub sha256: String,
+    /// The digest of the samples in their order; the same as the other for text.
+    #[serde(default)]
+    pub ordered: String,
 }
 
 impl Content {
@@ -76,9 +82,10 @@ impl Content {
                 Sha256::new_with_prefix(images.image(i)).chain_update([images.label(i)]).finalize().into()
             })
             .collect();
+        let ordered = hex(&Sha256::digest(digests.as_flattened()));
         digests.sort_unstable();
         let sha256 = hex(&Sha256::digest(digests.as_flattened()));
-        Self { split: split.into(), samples: images.len(), sha256 }
+        Self { split: split.into(), samples: images.len(), sha256, ordered }
     }
 
     /// The digest of lines of words.
@@ -94,7 +101,28 @@ impl Content {
             hasher.update(b"\n");
             samples += 1;
         }
-        Self { split: split.into(), samples, sha256: hex(&hasher.finalize()) }
+        let sha256 = hex(&hasher.finalize());
+        Self { split: split.into(), samples, ordered: sha256.clone(), sha256 }
+    }
+
+    /// What tells this content from what it was; `None` where it is the same.
+    pub fn differs_from(&self, before: &Self) -> Option<String> {
+        let short = |digest: &str| digest.get(..12).unwrap_or(digest).to_owned();
+        if (self.samples, &self.sha256) != (before.samples, &before.sha256) {
+            let was = format!("{} samples (sha256 {}…)", before.samples, short(&before.sha256));
+            return Some(format!(
+                "`{}` was {was}, is {} ({}…)",
+                self.split,
+                self.samples,
+                short(&self.sha256)
+            ));
+        }
+        (self.ordered != before.ordered).then(|| {
+            format!(
+                "`{}` has the same {} samples in another order, and batches go by it",
+                self.split, self.samples
+            )
+        })
     }
 }
 
@@ -143,7 +171,8 @@ pub fn remembered(
     files: &[String],
     compute: impl FnOnce() -> Vec<Content>,
 ) -> Vec<Content> {
-    let key = hex(&Sha256::digest(format!("{set}\n{}", files.join("\n"))));
+    // The first word says what is remembered: an earlier version knew no order.
+    let key = hex(&Sha256::digest(format!("ordered\n{set}\n{}", files.join("\n"))));
     let path = search.cache.as_ref().map(|c| c.join("digests").join(format!("{key}.json")));
     let cached = path
         .as_ref()

@@ -100,12 +100,6 @@ impl Vocabulary {
         Ok(place(path, text.as_bytes())?)
     }
 
-    /// The same, saved.
-    pub fn saved(self, path: &Path) -> Result<Self, DataError> {
-        self.write(path)?;
-        Ok(self)
-    }
-
     /// The words.
     pub fn words(&self) -> Arc<[String]> {
         self.words.as_slice().into()

@@ -237,16 +237,14 @@ fn synthetic_text_reports_its_entropy() {
 }
 
 #[test]
-fn any_text_becomes_words_and_the_vocabulary_is_saved() {
+fn any_text_becomes_words_by_a_vocabulary_that_is_given_or_built() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, content: &str| std::fs::write(dir.path().join(name), content).unwrap();
     write("train.txt", "the cat sat\non the mat the end\n");
     write("more.txt", "a naïve cat\n");
     write("valid.txt", "the dog\n");
     write("test.txt", "mat");
-    let vocab = dir.path().join("words/vocab.txt");
-    let options =
-        json!({"train": ["train.txt", "more.txt"], "valid": "valid.txt", "test": "test.txt", "vocab": vocab});
+    let options = json!({"train": ["train.txt", "more.txt"], "valid": "valid.txt", "test": "test.txt"});
     let search = Search { dir: Some(dir.path().into()), offline: true, ..Search::default() };
     let first = load_in("text", options.clone(), &search).unwrap();
     assert_eq!(first.provenance.files.len(), 4);
@@ -254,14 +252,23 @@ fn any_text_becomes_words_and_the_vocabulary_is_saved() {
     assert_eq!(*first.vocab, ["<unk>", "<eos>", "the", "cat", "sat", "on", "mat", "end", "a", "naïve"]);
     assert_eq!(*first.train, [2, 3, 4, 1, 5, 2, 6, 2, 7, 1, 8, 9, 3, 1]);
     assert_eq!((&*first.valid, &*first.test), (&[2, 0, 1][..], &[6, 1][..]));
-    assert_eq!(std::fs::read_to_string(&vocab).unwrap().lines().count(), 10);
 
-    // The saved vocabulary rules, also when the text has changed.
+    // A vocabulary that is given rules, also when the text has changed, and is an input of its own.
+    let vocab = dir.path().join("vocab.txt");
+    let mut given = options.clone();
+    given["vocab"] = json!(vocab);
+    let refused = load_in("text", given.clone(), &search).unwrap_err().to_string();
+    assert!(refused.contains("vocab.txt") && !vocab.exists(), "{refused}");
+    write("vocab.txt", &(first.vocab.join("\n") + "\n"));
     write("train.txt", "dog dog dog\n");
-    let again = text(load_in("text", options.clone(), &search).unwrap());
+    let again = load_in("text", given, &search).unwrap();
+    assert_eq!(
+        again.provenance.content.last().map(|content| (content.split.as_str(), content.samples)),
+        Some(("vocab", 10))
+    );
+    let again = text(again);
     assert_eq!((again.vocab, &again.train[..4]), (first.vocab, &[0, 0, 0, 1][..]));
 
-    std::fs::remove_file(&vocab).unwrap();
     let mut limited = options;
     limited["max_vocab"] = json!(3);
     limited["min_count"] = json!(2);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use taper_train::Recipe;
 use taper_train::recipe::Unchecked;
 use taper_train::run::{Record, Split, Status, Summary};
+use taper_train::run::{RunError, folder};
 use taper_train::sweep::settings::settings;
 
 /// Why there is no report.
@@ -110,11 +111,14 @@ pub fn load(folders: &[PathBuf]) -> Result<Runs, ReportError> {
             continue;
         }
         let io = |source| ReportError::Io { path: folder.clone(), source };
+        match folder::runs_in(folder) {
+            Ok(runs) => found.extend(runs),
+            Err(RunError::Io { source, .. }) => return Err(io(source)),
+            Err(e) => return Err(io(std::io::Error::other(e.to_string()))),
+        }
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            if path.join("recipe.yaml").is_file() {
-                found.insert(path);
-            } else if path.join("metrics.jsonl").is_file() {
+            if path.join("metrics.jsonl").is_file() && !path.join("recipe.yaml").is_file() {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
                 out.problems.push(format!("{name}: no recipe.yaml: left out"));
             }
@@ -207,6 +211,7 @@ pub fn read(folder: &Path, problems: &mut Vec<String>) -> Result<Run, String> {
     let recipe = Recipe::parse("recipe.yaml", &text, &[], &Unchecked)
         .map_err(|e| left_out(&format!("recipe.yaml cannot be read: {}", e.message())))?;
     let mut note = |what: String| problems.push(format!("{name}: {what}"));
+    folder::damage(folder).into_iter().for_each(&mut note);
 
     let mut records: Vec<Record> = Vec::new();
     match fs::read(folder.join("metrics.jsonl")) {

@@ -11,6 +11,15 @@
 //!     taper::main(&registries)
 //! }
 //! ```
+/// A line on standard error for people. Where it cannot be written, because the disk is full or nobody listens, the standard
+/// library's would panic and end a training.
+macro_rules! eprintln {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod bench;
 mod commands;
 mod log;

@@ -10,6 +10,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const STACK: usize = 256 << 20;
 
 fn main() -> ExitCode {
+    if let Some(revision) = option_env!("TAPER_REVISION") {
+        taper_train::run::set_revision(revision);
+    }
     let work = std::thread::Builder::new()
         .name("taper".into())
         .stack_size(STACK)

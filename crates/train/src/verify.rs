@@ -1,6 +1,9 @@
 //! Checks a run's record: its files against each other, and its beginning against a second training.
 use crate::compare::{CheckpointDifference, LineDifference, checkpoint_difference, line_difference};
-use crate::run::{Options, Outcome, Record, RunError, Status, Summary, checkpoint, folder, tensorboard};
+use crate::run::folder::{Manifest, Stretch};
+use crate::run::{
+    Inputs, Options, Outcome, Record, RunError, Status, Summary, checkpoint, folder, tensorboard,
+};
 use crate::{Recipe, Registries, run};
 use serde::Serialize;
 use std::fmt;
@@ -40,7 +43,7 @@ pub fn verify(
     options: &Options,
 ) -> Result<Verification, RunError> {
     let recipe = folder::recipe(folder, registries)?;
-    let lines = folder::records(folder)?;
+    let lines = folder::lines(folder)?;
     let mut found = Verification::default();
     check_files(folder, &recipe, &lines, &mut found)?;
 
@@ -70,8 +73,8 @@ fn check_files(
     lines: &[(String, Record)],
     found: &mut Verification,
 ) -> Result<(), RunError> {
-    let manifest = folder::manifest(folder)?;
-    if manifest.recipe != recipe.id() {
+    let manifest = folder::manifest(folder).map_err(|e| found.damage.push(e.to_string())).ok();
+    if let Some(manifest) = manifest.as_ref().filter(|manifest| manifest.recipe != recipe.id()) {
         let ids = format!("recipe.yaml has the id {}, manifest.json {}", recipe.id(), manifest.recipe);
         found.damage.push(format!("{ids}: one of them was changed"));
     }
@@ -81,10 +84,12 @@ fn check_files(
             let ids = format!("recipe.yaml has the id {}, summary.json {}", recipe.id(), summary.id);
             found.damage.push(format!("{ids}: one of them was changed"));
         }
-        if summary.status != Status::Interrupted
-            && let Err(message) = folder::follows(&summary, &records)
-        {
-            found.damage.push(format!("summary.json {message}"));
+        if summary.status != Status::Interrupted {
+            if let Err(message) = folder::follows(&summary, &records) {
+                found.damage.push(format!("summary.json {message}"));
+            }
+            let seals = manifest.as_ref().map(|manifest| folder::sealed(folder, &summary, manifest));
+            found.damage.extend(seals.unwrap_or_default().iter().map(RunError::to_string));
         }
     }
     let path = folder.join("metrics.jsonl");
@@ -92,11 +97,11 @@ fn check_files(
     for step in checkpoint::steps(folder)?.into_iter().rev() {
         let read = checkpoint::read(&checkpoint::path(folder, step));
         match read.and_then(|loaded| loaded.belongs_to(folder, step, recipe.id(), &metrics)) {
-            Ok(_) => found.intact.push(step),
+            Ok(()) => found.intact.push(step),
             Err(e) => found.damage.push(e.to_string()),
         }
     }
-    let path = folder.join("events.out.tfevents.0.taper");
+    let path = folder.join(tensorboard::FILE);
     let events = std::fs::read(&path).map_err(RunError::io(&path))?;
     if events != tensorboard::file(&records) {
         found.damage.push(format!("{}: is not what metrics.jsonl comes to", path.display()));
@@ -123,7 +128,7 @@ fn train_again(
         if found.notes.is_empty() {
             found.notes = notes(folder, &again)?;
         }
-        let record = folder::records(&again)?;
+        let record = folder::lines(&again)?;
         let theirs: Vec<_> = lines.iter().filter(|(_, record)| record.step <= stop).cloned().collect();
         (found.equal_lines, found.metrics) = line_difference(&theirs, &record);
         if found.intact.contains(&stop) {
@@ -163,21 +168,37 @@ fn reach(stop: u64, recipe: &Recipe, registries: &Registries, options: &Options)
 
 /// What the two trainings did not have in common.
 fn notes(folder: &Path, again: &Path) -> Result<Vec<String>, RunError> {
-    let (then, now) = (folder::manifest(folder)?, folder::manifest(again)?);
+    // One that cannot be read is damage, which is told.
+    let Ok(then) = folder::manifest(folder) else { return Ok(Vec::new()) };
+    let now = folder::manifest(again)?;
     let mut notes = Vec::new();
-    if then.data.content != now.data.content {
-        notes.push("the data is not the data of the run: nothing can be expected to be equal".to_owned());
+    if let Some(change) = Inputs::from(&now).differ_from(&Inputs::from(&then)) {
+        notes.push(format!(
+            "the inputs are not those of the run: nothing can be expected to be equal: {change}"
+        ));
     }
-    let machine = |m: &folder::Manifest| (m.cpu_features.clone(), m.kernels.clone(), m.device.clone());
-    if machine(&then) != machine(&now) {
-        let name = |m: &folder::Manifest| {
-            format!("{} ({}) with {} kernels", m.device, m.cpu_features.join(" "), m.kernels)
-        };
+    let distinct = |manifest: &Manifest, of: &dyn Fn(&Stretch) -> String| {
+        let mut all: Vec<String> = manifest.stretches.iter().map(of).collect();
+        all.dedup();
+        all
+    };
+    let arithmetic = |manifest: &Manifest| distinct(manifest, &Stretch::arithmetic);
+    if arithmetic(&then).len() > 1 {
+        let all = arithmetic(&then).join(", then ");
+        notes.push(format!("the run is mixed: trained on {all}; only its start can be repeated here"));
+    }
+    if arithmetic(&then).first() != arithmetic(&now).first() {
+        let name = |manifest: &Manifest| arithmetic(manifest).first().cloned().unwrap_or_default();
         let (then, now) = (name(&then), name(&now));
         notes.push(format!("trained on {then}, verified on {now}: other kernels, so bits may differ"));
     }
-    if then.taper != now.taper {
-        let (then, now) = (&then.taper, &now.taper);
+    let version = |stretch: &Stretch| match &stretch.revision {
+        Some(revision) => format!("{} ({revision})", stretch.taper),
+        None => stretch.taper.clone(),
+    };
+    let versions = |manifest: &Manifest| distinct(manifest, &version).join(", ");
+    if versions(&then) != versions(&now) {
+        let (then, now) = (versions(&then), versions(&now));
         notes.push(format!("trained by version {then}, verified by {now}: bits may differ"));
     }
     Ok(notes)

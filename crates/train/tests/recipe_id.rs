@@ -29,6 +29,17 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         BASE.lines().rev().collect::<Vec<_>>().join("\n"),
         format!("{BASE}seed: 1\nschedule: {{kind: constant}}\n"),
         BASE.replace("c: 1.0", "c: 1.0, eps: null"),
+        // What cannot change a result.
+        BASE.replace("mnist,", "mnist, verify: false,"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, log_every: 7, probe: true}"),
+        BASE.replace(
+            "clip_norm: 1}",
+            "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}",
+        ),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {seconds: 60}, on_divergence: record}"),
+        // Defaults that are spelled out.
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),
+        format!("{BASE}schedule: {{kind: constant, per: epoch}}\n"),
     ];
     for text in same {
         assert_eq!(parse(&text).id(), id, "{text}");
@@ -38,11 +49,18 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         BASE.replace("epochs: 100", "steps: 100"),
         BASE.replace("weight_decay: 0", "weight_decay: 0.1"),
         BASE.replace("[100]", "[100, 100]"),
-        BASE.replace("mnist,", "mnist, verify: false,"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {steps: 60}}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 2}"),
         format!("{BASE}seed: 2\n"),
     ];
     for text in other {
         assert_ne!(parse(&text).id(), id, "{text}");
+    }
+    let scheduled = |schedule: &str| parse(&format!("{BASE}schedule: {schedule}\n")).id().to_owned();
+    let cosine = scheduled("{kind: cosine}");
+    assert_eq!(scheduled("{kind: cosine, end: 0, length: null, per: epoch}"), cosine);
+    for other in ["{kind: cosine, end: 0.1}", "{kind: cosine, per: step}", "{kind: cosine, length: 100}"] {
+        assert_ne!(scheduled(other), cosine, "{other}");
     }
 }
 

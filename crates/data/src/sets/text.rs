@@ -77,7 +77,7 @@ impl Dataset for TextFiles {
                 option(
                     "vocab",
                     "null",
-                    "the vocabulary's file: read when it exists, else built and written there",
+                    "the vocabulary's file, one word a line; built from the training text unless given",
                 ),
                 option("min_count", "1", "rarer words of the training files become <unk>"),
                 option("max_vocab", "null", "at most this many words, with <unk> and <eos>"),
@@ -128,7 +128,15 @@ impl Dataset for TextFiles {
         let build = || Vocabulary::by_frequency(train(), chosen.min_count, chosen.max_vocab);
         let vocabulary = match &chosen.vocab {
             Some(path) if path.exists() => Vocabulary::read(path).map_err(at("vocab".into()))?,
-            Some(path) => build().saved(path).map_err(at("vocab".into()))?,
+            // A recipe writes nowhere but into its runs and the cache.
+            Some(path) => {
+                let message = format!(
+                    "expected a file of one word a line, found none at {}: leave the key out to have a vocabulary built from \
+                     the training text (it is then kept in the cache, under vocab/)",
+                    path.display()
+                );
+                return Err(DataError::option(self.name(), "vocab", message));
+            }
             None => {
                 let vocabulary = build();
                 let key = &content[0].sha256[..16];
@@ -140,6 +148,10 @@ impl Dataset for TextFiles {
                 vocabulary
             }
         };
+        if chosen.vocab.is_some() {
+            // What words are numbered by is an input like the text.
+            content.push(Content::of_lines("vocab", vocabulary.words().iter().map(String::as_str)));
+        }
         let encode = |i: usize| {
             let words = vocabulary.encode(splits[i].1.iter().map(String::as_str), &splits[i].0);
             words.map_err(at("vocab".into()))

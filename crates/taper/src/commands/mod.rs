@@ -9,6 +9,7 @@ mod plan;
 mod replay;
 mod report;
 mod reproduce;
+mod signals;
 mod sweep;
 mod train;
 mod verify;
@@ -25,13 +26,21 @@ use taper_train::run::RunError;
 
 /// Trains networks from recipes, to the bit the same every time.
 #[derive(Parser)]
-#[command(name = "taper", bin_name = "cargo xtask", version, arg_required_else_help = true)]
+#[command(name = "taper", bin_name = "cargo xtask", version, arg_required_else_help = true, after_help = VARIABLES)]
 struct Args {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
     common: Common,
 }
+
+const VARIABLES: &str = "\
+Variables:
+  TAPER__A__B    a setting of a recipe: TAPER__OPTIMIZER__LR=0.1
+  TAPER_DATA     where to look for data sets after --data
+  TAPER_CACHE    the folder of downloads and digests
+  TAPER_OFFLINE  1: never use the network
+  TAPER_ISA      computes as a lesser processor would: portable, avx2 or avx512; a run goes on only with the kernels it began with";
 
 /// Options of every command.
 #[derive(clap::Args)]
@@ -144,6 +153,12 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// A path as the system has it, also where it is no UTF-8: whoever reads it must find it.
+fn print_path(path: &std::path::Path) -> std::io::Result<()> {
+    let line = [path.as_os_str().as_encoded_bytes(), b"\n"].concat();
+    std::io::stdout().write_all(&line)
+}
+
 /// Prints a result as text or as one line of JSON.
 fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Result<(), Failure> {
     let text = if json {
@@ -187,7 +202,8 @@ pub fn main(registries: &Registries) -> ExitCode {
             if !message.is_empty() {
                 eprintln!("{message}");
             }
-            ExitCode::from(code)
+            // 130 is what stopped at the user's wish; which wish it was is known here.
+            ExitCode::from(if code == 130 { signals::exit_code(code) } else { code })
         }
     }
 }

@@ -1,4 +1,4 @@
-use super::{Common, Failure, train};
+use super::{Common, Failure, signals};
 use crate::plan::Plan;
 use std::io::Write;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         runs: args.runs.clone(),
         search: common.search(),
         show: Show::Quiet,
-        stop: train::stop_on_interrupt(),
+        stop: signals::stop_flag(),
         ..Options::default()
     };
     if !args.no_probe && !common.quiet {

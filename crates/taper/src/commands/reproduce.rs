@@ -1,4 +1,4 @@
-use super::{Common, Failure, report, sweep, train};
+use super::{Common, Failure, report, signals, sweep};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
@@ -108,11 +108,11 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         runs: args.runs.clone(),
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
-        stop: train::stop_on_interrupt(),
+        stop: signals::stop_flag(),
         wait: true,
         ..Options::default()
     };
-    let mut sweep = Sweep::open(&recipes, &options)?;
+    let mut sweep = Sweep::open(&recipes, registries, &options)?;
     if !common.quiet {
         announce(&cells, &numeric, &controls, &sweep, args, scale);
     }

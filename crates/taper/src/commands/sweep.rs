@@ -1,4 +1,4 @@
-use super::{Common, Failure, report, train};
+use super::{Common, Failure, report, signals};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         runs: args.runs.clone(),
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
-        stop: train::stop_on_interrupt(),
+        stop: signals::stop_flag(),
         wait: true,
         ..Options::default()
     };
@@ -68,7 +68,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     }
     let name = recipe.name.clone();
     let recipes = [recipe];
-    let mut sweep = Sweep::open(&recipes, &options)?;
+    let mut sweep = Sweep::open(&recipes, registries, &options)?;
     if !common.quiet {
         lint::recipes(&recipes).iter().for_each(|finding| eprintln!("note: {finding}"));
     }

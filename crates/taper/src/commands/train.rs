@@ -1,4 +1,4 @@
-use super::{Common, Failure, picture};
+use super::{Common, Failure, picture, print_path, signals};
 use crate::bench;
 use crate::profile::Profile;
 use std::collections::BTreeSet;
@@ -32,6 +32,12 @@ pub struct Args {
     /// Shows where the time went, op by op, and writes a trace for chrome://tracing
     #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
     pub(super) profile: Option<PathBuf>,
+    /// Begins anew where there is a run already; its folder is kept under another name
+    #[arg(long)]
+    fresh: bool,
+    /// Goes on with other kernels or on another device than the run began with; the result then says that it is mixed
+    #[arg(long)]
+    allow_mixed: bool,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
     #[arg(long, hide = true)]
     worker: bool,
@@ -51,8 +57,10 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         runs: args.runs.clone(),
         search: common.search(),
         show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
-        stop: stop_on_interrupt(),
+        stop: signals::stop_flag(),
         wait: args.worker,
+        fresh: args.fresh,
+        allow_mixed: args.allow_mixed,
         watch: if args.worker { tell_steps() } else { Watch::default() },
     };
     if args.worker {
@@ -63,6 +71,8 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if !common.quiet && !args.worker {
         recipes.iter().flat_map(Recipe::warnings).for_each(|warning| eprintln!("{warning}"));
     }
+    // Who no longer reads the folders' names ends no training.
+    let mut printed = Ok(());
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
@@ -70,13 +80,16 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         }
         report(path, &outcomes, args, common)?;
         for (_, outcome) in &outcomes {
-            writeln!(std::io::stdout(), "{}", outcome.folder.display())?;
+            printed = printed.and(print_path(&outcome.folder));
         }
     }
     if let (Some(profile), Some(trace)) = (profile, &args.profile) {
         eprintln!("\n{}trace: {}", profile.table_beside(bench::peak)?, trace.display());
     }
-    Ok(())
+    match printed {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
+        _ => Ok(()),
+    }
 }
 
 /// A recipe that a sweep resolved: what the environment said then is in it, and what it says now is not asked.
@@ -106,22 +119,6 @@ fn stop_with_input(stop: Arc<AtomicBool>) {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         stop.store(true, Ordering::Relaxed);
     });
-}
-
-/// The first interrupt asks the run to stop after its step; the second ends the process at once.
-pub(super) fn stop_on_interrupt() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    let handler = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("stopping after this step; once more to stop at once");
-    };
-    if let Err(e) = ctrlc::set_handler(handler) {
-        eprintln!("warning: interrupts end the process without a checkpoint: {e}");
-    }
-    stop
 }
 
 /// What tells the runs of a sweep apart: the optimizer, and as much of what the sweep varied as it takes.
@@ -162,7 +159,8 @@ fn report(
     };
     let runs: Vec<(String, &Outcome)> =
         outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();
-    picture::curves(&runs, &picture).map_err(|e| Failure::other(format!("error: {e}")))?;
+    // A picture can be drawn again; the runs are done.
+    let drawn = picture::curves(&runs, &picture).map_err(|e| eprintln!("warning: no picture: {e}")).is_ok();
     if common.quiet || args.worker {
         return Ok(());
     }
@@ -198,13 +196,21 @@ fn report(
             format!("{:.2}", if unit == "step" { summary.steps } else { summary.epochs } as f64 / seconds),
         ]);
     }
-    eprint!("\n{}", table.markdown());
+    eprintln!("\n{}", table.markdown().trim_end());
     if outcomes.iter().any(|(_, o)| o.summary.select == "test") {
         eprintln!("The best epoch was chosen on the test set, as in the paper: an optimistic figure.");
     }
     let mut remarks: Vec<String> = outcomes.iter().flat_map(|(_, o)| o.data.remarks()).collect();
     remarks.dedup();
+    remarks.extend(outcomes.iter().filter(|(_, o)| !o.summary.mixed.is_empty()).map(|(label, o)| {
+        format!(
+            "{label} is mixed: trained on {}. Nobody can repeat it to the bit.",
+            o.summary.mixed.join(", then ")
+        )
+    }));
     remarks.iter().for_each(|remark| eprintln!("{remark}"));
-    eprintln!("curves: {}", picture.display());
+    if drawn {
+        eprintln!("curves: {}", picture.display());
+    }
     Ok(())
 }

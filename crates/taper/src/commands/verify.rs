@@ -28,7 +28,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     let options = Options {
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
-        stop: super::train::stop_on_interrupt(),
+        stop: super::signals::stop_flag(),
         ..Options::default()
     };
     let found = verify(&args.run, args.steps, registries, &options)?;

@@ -119,7 +119,7 @@ impl Plan {
         options: &Options,
         probe: bool,
     ) -> Result<Self, RunError> {
-        let sweep = Sweep::open(std::slice::from_ref(recipe), options)?;
+        let sweep = Sweep::open(std::slice::from_ref(recipe), registries, options)?;
         let mut keys: Vec<Value> = Vec::new();
         let (mut runs, mut kinds): (_, Vec<Kind>) = (Vec::new(), Vec::new());
         let mut warnings: Vec<String> = Vec::new();

@@ -97,6 +97,14 @@ impl Net {
         command
     }
 
+    /// Trains it with these arguments; the folder that is printed last.
+    pub fn trained(&self, runs: &Path, args: &[&str]) -> (PathBuf, String) {
+        let output = self.train(runs).args(["--log", "info"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{}: {}", self.name, message(&output));
+        let printed = String::from_utf8(output.stdout.clone()).unwrap();
+        (printed.lines().last().unwrap().into(), message(&output))
+    }
+
     /// Trains it to its end.
     pub fn finish(&self, runs: &Path) -> PathBuf {
         let output = self.train(runs).output().unwrap();

@@ -94,7 +94,7 @@ fn interrupted(summary: &[u8]) -> Vec<u8> {
 }
 
 /// A file with the checksum that belongs to what it says.
-fn reseal(mut value: serde_json::Value) -> Vec<u8> {
+pub fn reseal(mut value: serde_json::Value) -> Vec<u8> {
     value["sha256"] = "".into();
     let sum = Sha256::digest(serde_json::to_vec_pretty(&value).unwrap());
     value["sha256"] = sum.iter().map(|b| format!("{b:02x}")).collect::<String>().into();
@@ -194,6 +194,20 @@ fn metrics_that_are_not_those_of_the_checkpoint_are_noticed() {
     let previous = vouched(&killed.checkpoint(&original, 1));
     let oldest = vouched(&killed.checkpoint(&original, killed.steps.len() - 1));
     assert!(oldest < previous && previous < newest);
+    // One flipped byte, wherever it is: the other file has the line.
+    for at in [9, oldest / 2, previous + 12, newest - 2] {
+        killed.recovers(&format!("byte {at} changed"), &["its copy is not"], |run| {
+            edit(&run.join("metrics.jsonl"), |bytes| bytes[at] ^= 1)
+        });
+        killed.recovers(&format!("byte {at} of the copy changed"), &[], |run| {
+            edit(&run.join(".metrics.copy"), |bytes| bytes[at] ^= 1)
+        });
+    }
+    killed.recovers("no metrics but the copy", &["its copy is not"], |run| {
+        fs::remove_file(run.join("metrics.jsonl")).unwrap();
+    });
+    // From here on there is no copy.
+    fs::remove_file(original.join(".metrics.copy")).unwrap();
     let longer = |bytes: &mut Vec<u8>| bytes.extend(b"{\"step\": 999, half a line");
     killed.recovers("longer", &[], |run| edit(&run.join("metrics.jsonl"), longer));
     let shorter = |bytes: &mut Vec<u8>| bytes.truncate(newest - 1);

@@ -2,12 +2,17 @@
 use crate::common::{LSTM, Net, assert_equal, files, message, scratch};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
 fn interrupt(child: &Child) {
+    signal(child, libc::SIGINT);
+}
+
+fn signal(child: &Child, signal: i32) {
     // SAFETY: the process is a child that has not been waited for, so the number is its own.
-    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
 /// Waits for something a running process does; its own end is a failure.
@@ -48,8 +53,9 @@ fn start_endless(runs: &Path) -> Child {
     child
 }
 
+/// A person, a scheduler and a closed terminal mean the same.
 #[test]
-fn an_interrupt_is_a_checkpoint_and_the_same_command_goes_on() {
+fn a_request_to_stop_is_a_checkpoint_and_the_same_command_goes_on() {
     let folder = scratch();
     // No other checkpoint than those that interrupts make and the last, and time enough to interrupt.
     let own = [
@@ -67,17 +73,19 @@ fn an_interrupt_is_a_checkpoint_and_the_same_command_goes_on() {
 
     let runs = folder.path().join("interrupted");
     let mut interrupted = 0;
-    for lines in [1, 90, 400] {
+    for (lines, asked) in [(1, libc::SIGTERM), (60, libc::SIGHUP), (120, libc::SIGINT), (400, libc::SIGTERM)]
+    {
         let mut child =
             LSTM.train(&runs).args(own).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         // On a busy machine it may come to its end unseen; a process that ended takes a signal in silence.
         while !at_work(&LSTM, &runs, child.id(), lines) && child.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
-        interrupt(&child);
+        signal(&child, asked);
         let output = child.wait_with_output().unwrap();
         let said = message(&output);
-        if output.status.code() == Some(130) {
+        assert_eq!(output.status.signal(), None, "signal {asked} ended it without a checkpoint");
+        if output.status.code() == Some(128 + asked) {
             interrupted += 1;
             assert!(
                 said.contains("interrupted at step") && said.contains("the same command goes on"),

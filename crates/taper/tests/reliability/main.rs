@@ -3,7 +3,10 @@
 mod common;
 mod compare;
 mod faults;
+mod identity;
 mod interrupts;
 mod kills;
+mod outputs;
+mod seal;
 mod threads;
 mod verify;

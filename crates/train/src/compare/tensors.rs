@@ -73,6 +73,10 @@ pub(super) fn first_difference(
     };
     // `model` comes before `optimizer`.
     let files: BTreeSet<&String> = a.files.keys().chain(b.files.keys()).collect();
+    // The weights first: the rest follows from them.
+    let (weights, others): (Vec<&String>, Vec<&String>) =
+        files.into_iter().partition(|file| *file == "model.safetensors");
+    let files = weights.into_iter().chain(others);
     for file in files {
         let found = match (a.files.get(file), b.files.get(file)) {
             (Some(a), Some(b)) if a == b => None,

@@ -201,7 +201,8 @@ impl Recipe {
         }
     }
 
-    /// 12 hexadecimal digits that depend on the settings alone: not on the name, nor on how or where they were written.
+    /// 12 hexadecimal digits that depend on the settings that can change a result: not on the name, on what is logged or kept, nor
+    /// on how or where they were written.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -213,6 +214,11 @@ impl Recipe {
             entries.shift_remove("seed");
         }
         id::id(&settings)
+    }
+
+    /// What this run shares with those that differ from it in their length alone.
+    pub(crate) fn series(&self) -> String {
+        id::series(&self.resolved)
     }
 
     /// The name of the run's directory: `<name>-<id>`.

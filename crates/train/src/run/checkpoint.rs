@@ -5,8 +5,7 @@
 //! metrics it vouches for, and of itself. A damaged checkpoint is skipped with a message and the one before it is used.
 //!
 //! `checkpoints/` itself comes into being by the rename of its first checkpoint: where it is, there was one.
-use super::RunError;
-use super::average;
+use super::{RunError, average, folder, metrics};
 use crate::Recipe;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -83,6 +82,7 @@ impl State {
 }
 
 /// A checkpoint read back.
+#[derive(Debug)]
 pub(crate) struct Loaded {
     pub state: State,
     pub files: BTreeMap<String, Vec<u8>>,
@@ -204,11 +204,11 @@ pub(crate) fn prune(run: &Path, newest: u64, keep: usize, best: Option<u64>) -> 
 /// be used, that is an error: a run never starts again from zero in silence.
 pub(crate) fn newest(run: &Path, recipe: &Recipe) -> Result<Option<Loaded>, RunError> {
     let name = &recipe.name;
-    let metrics = run.join("metrics.jsonl");
-    let metrics = match fs::read(&metrics) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(RunError::io(&metrics)(e)),
-        read => read.unwrap_or_default(),
+    let read_metrics = |file: &str| match fs::read(run.join(file)) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(RunError::io(run.join(file))(e)),
+        read => Ok(read.unwrap_or_default()),
     };
+    let (metrics, copy) = (read_metrics("metrics.jsonl")?, read_metrics(metrics::COPY).unwrap_or_default());
     let steps = steps_in(&place_of(run))?;
     let lost = |message: &str| {
         let message = format!("{message}: put it back, or remove the run's folder to start again");
@@ -226,9 +226,24 @@ pub(crate) fn newest(run: &Path, recipe: &Recipe) -> Result<Option<Loaded>, RunE
     }
     let steps = steps.unwrap_or_default();
     for step in &steps {
-        match read(&path(run, *step)).and_then(|loaded| loaded.belongs_to(run, *step, recipe.id(), &metrics))
-        {
-            Ok(loaded) => {
+        let loaded = match read(&path(run, *step)) {
+            Ok(loaded) => loaded,
+            Err(e) => {
+                warn!("{name}: skipping a checkpoint that cannot be used: {e}");
+                continue;
+            }
+        };
+        let usable = match loaded.belongs_to(run, *step, recipe.id(), &metrics) {
+            Err(e) if loaded.belongs_to(run, *step, recipe.id(), &copy).is_ok() => {
+                warn!("{name}: metrics.jsonl is damaged, its copy is not: written again from that: {e}");
+                let length = usize::try_from(loaded.state.metrics_bytes).unwrap_or(usize::MAX);
+                let past = copy.get(..length).unwrap_or_default();
+                taper_files::replace(&run.join("metrics.jsonl"), past).map_err(RunError::from)
+            }
+            usable => usable,
+        };
+        match usable {
+            Ok(()) => {
                 debug!("{}: loaded", path(run, *step).display());
                 return Ok(Some(loaded));
             }
@@ -242,22 +257,14 @@ pub(crate) fn newest(run: &Path, recipe: &Recipe) -> Result<Option<Loaded>, RunE
 pub(crate) fn read(folder: &Path) -> Result<Loaded, RunError> {
     let damaged = |file: &str, message: String| RunError::Damaged { path: folder.join(file), message };
     let load = |file: &str| fs::read(folder.join(file)).map_err(RunError::io(folder.join(file)));
-    let differs = |file: &str, expected: &str, found: &str| {
-        damaged(file, format!("sha256 was {expected} when it was written, is {found}"))
-    };
-    let state: State = serde_json::from_slice(&load(STATE)?).map_err(|e| damaged(STATE, e.to_string()))?;
-    // Sealed again, what was read must have the same checksum: no digit of it was changed.
-    let sealed = state.clone().seal().map_err(|e| damaged(STATE, e.to_string()))?;
-    let again: State = serde_json::from_slice(&sealed).map_err(|e| damaged(STATE, e.to_string()))?;
-    if again.sha256 != state.sha256 {
-        return Err(differs(STATE, &state.sha256, &again.sha256));
-    }
+    let state = folder::unseal(&load(STATE)?, |state: &mut State| &mut state.sha256)
+        .map_err(|message| damaged(STATE, message))?;
     let mut files = BTreeMap::new();
     for (name, expected) in &state.files {
         let bytes = load(name)?;
         let found = sha256(&bytes);
         if &found != expected {
-            return Err(differs(name, expected, &found));
+            return Err(damaged(name, format!("sha256 was {expected} when it was written, is {found}")));
         }
         files.insert(name.clone(), bytes);
     }
@@ -266,7 +273,7 @@ pub(crate) fn read(folder: &Path) -> Result<Loaded, RunError> {
 
 impl Loaded {
     /// Refuses what is whole but of another step, recipe or past.
-    pub fn belongs_to(self, run: &Path, step: u64, recipe: &str, metrics: &[u8]) -> Result<Self, RunError> {
+    pub fn belongs_to(&self, run: &Path, step: u64, recipe: &str, metrics: &[u8]) -> Result<(), RunError> {
         let refuse = |message: String| Err(RunError::Damaged { path: path(run, step), message });
         let State { step: found, recipe: own, metrics_bytes, metrics_sha256, .. } = &self.state;
         if *found != step {
@@ -284,6 +291,6 @@ impl Loaded {
                 "the first {length} bytes of metrics.jsonl are not those it was written with"
             ));
         }
-        Ok(self)
+        Ok(())
     }
 }

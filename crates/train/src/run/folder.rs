@@ -1,47 +1,101 @@
-//! A run's folder read back, changing nothing in it.
+//! A run's folder read back, changing nothing in it. Whoever reads a run reads it through here: what its seals do not vouch for
+//! is an error.
+//!
+//! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments,
+//! the times. Every checkpoint vouches for itself.
+use super::checkpoint;
+use super::inputs::Inputs;
+pub use super::manifest::{Host, Manifest, Stretch};
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
 use super::{Outcome, RunError, timing};
 use crate::recipe::Sections;
 use crate::{Recipe, Registries};
-use serde::Deserialize;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
-use taper_data as data;
-
-/// What a run ran with, as far as it decides whether results can be equal.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Manifest {
-    pub recipe: String,
-    pub taper: String,
-    pub device: String,
-    pub cpu_features: Vec<String>,
-    /// Empty where an earlier version did not say.
-    #[serde(default)]
-    pub kernels: String,
-    pub data: data::Provenance,
-}
+use std::path::{Path, PathBuf};
+use taper_files::{sha256, sha256_file};
 
 fn read(path: &Path) -> Result<Vec<u8>, RunError> {
     fs::read(path).map_err(RunError::io(path))
 }
 
-fn damaged(path: &Path, message: impl Into<String>) -> RunError {
+pub(super) fn damaged(path: &Path, message: impl Into<String>) -> RunError {
     RunError::Damaged { path: path.to_path_buf(), message: message.into() }
 }
 
+/// What to do about a damaged file of a run that came to its end.
+const ADVICE: &str =
+    "remove summary.json, and the run goes on from its last checkpoint, or train it again with --fresh";
+
+/// A file that carries its own checksum: `clear` and `sum` give access to it. Sealed again, what was read must be the same bytes:
+/// not even a space was changed.
+pub(super) fn unseal<T: Serialize + DeserializeOwned>(
+    bytes: &[u8],
+    sum: impl Fn(&mut T) -> &mut String,
+) -> Result<T, String> {
+    let mut value: T = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let found = std::mem::take(sum(&mut value));
+    let text = |value: &T| serde_json::to_vec_pretty(value).map_err(|e| e.to_string());
+    let expected = sha256(&text(&value)?);
+    sum(&mut value).clone_from(&expected);
+    if found != expected {
+        return Err(format!("sha256 was {found} when it was written, is {expected}"));
+    }
+    match bytes.strip_suffix(b"\n").unwrap_or(bytes) == text(&value)? {
+        true => Ok(value),
+        false => Err("is not as it was written".into()),
+    }
+}
+
+/// The runs in a folder of runs, by name. What `--fresh` and changed inputs set aside is not among them.
+pub fn runs_in(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(RunError::io(folder))? {
+        let path = entry.map_err(RunError::io(folder))?.path();
+        if path.join("recipe.yaml").is_file() && !is_aside(&path) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+const ASIDE: &str = ".before-";
+
+fn is_aside(run: &Path) -> bool {
+    run.file_name().is_some_and(|name| name.to_string_lossy().contains(ASIDE))
+}
+
+/// Renames a run's folder to one that nobody goes on with, which is returned.
+pub(super) fn set_aside(run: &Path) -> Result<PathBuf, RunError> {
+    let name = run.file_name().unwrap_or_default();
+    for number in 1u64.. {
+        let mut other = name.to_owned();
+        other.push(format!("{ASIDE}{number}"));
+        let other = run.with_file_name(other);
+        if !other.try_exists().map_err(RunError::io(&other))? {
+            fs::rename(run, &other).map_err(RunError::io(&other))?;
+            taper_files::sync_folder(other.parent().unwrap_or(&other))?;
+            return Ok(other);
+        }
+    }
+    Err(damaged(run, "cannot be set aside"))
+}
+
 /// `recipe.yaml`. It is resolved, so that neither other files nor the environment have a say.
-pub(crate) fn recipe(folder: &Path, sections: &dyn Sections) -> Result<Recipe, RunError> {
+pub fn recipe(folder: &Path, sections: &dyn Sections) -> Result<Recipe, RunError> {
     let path = folder.join("recipe.yaml");
     let text = String::from_utf8(read(&path)?).map_err(|e| damaged(&path, e.to_string()))?;
     Ok(Recipe::parse(&path.display().to_string(), &text, &[], sections)?)
 }
 
-/// Writes `recipe.yaml`. One that holds this run already stays: its comments say where the values came from.
+/// Writes `recipe.yaml`. One that holds these settings already stays: its comments say where the values came from.
 pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Path) -> Result<(), RunError> {
-    let there =
-        || self::recipe(folder, registries).is_ok_and(|r| r.id() == recipe.id() && r.name == recipe.name);
+    let there = || self::recipe(folder, registries).is_ok_and(|there| there.resolved() == recipe.resolved());
     if there() {
         return Ok(());
     }
@@ -54,31 +108,30 @@ pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Pa
 }
 
 /// `manifest.json`.
-pub(crate) fn manifest(folder: &Path) -> Result<Manifest, RunError> {
+pub fn manifest(folder: &Path) -> Result<Manifest, RunError> {
     let path = folder.join("manifest.json");
-    serde_json::from_slice(&read(&path)?).map_err(|e| damaged(&path, e.to_string()))
+    unseal(&read(&path)?, |manifest: &mut Manifest| &mut manifest.sha256).map_err(|e| damaged(&path, e))
 }
 
 /// `summary.json`, once there is one.
-pub(crate) fn summary(folder: &Path) -> Result<Option<Summary>, RunError> {
+pub fn summary(folder: &Path) -> Result<Option<Summary>, RunError> {
     let path = folder.join("summary.json");
     let text = match fs::read(&path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         text => text.map_err(RunError::io(&path))?,
     };
     let advice = "remove it, and the run goes on from its last checkpoint";
-    let unread = |e: serde_json::Error| damaged(&path, format!("{e}: {advice}"));
-    let summary: Summary = serde_json::from_slice(&text).map_err(unread)?;
-    let sealed = summary.clone().sealed().map_err(unread)?;
-    if sealed.sha256 != summary.sha256 {
-        let sums = format!("sha256 was {} when it was written, is {}", summary.sha256, sealed.sha256);
-        return Err(damaged(&path, format!("{sums}: {advice}")));
-    }
-    Ok(Some(summary))
+    let unsealed = unseal(&text, |summary: &mut Summary| &mut summary.sha256);
+    unsealed.map(Some).map_err(|e| damaged(&path, format!("{e}: {advice}")))
+}
+
+/// `metrics.jsonl`.
+pub fn records(folder: &Path) -> Result<Vec<Record>, RunError> {
+    Ok(lines(folder)?.into_iter().map(|(_, record)| record).collect())
 }
 
 /// `metrics.jsonl`: its lines as they stand and as records. A last line without its end is one that a crash cut off.
-pub(crate) fn records(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
+pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
     let path = folder.join("metrics.jsonl");
     let text = read(&path)?;
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -90,8 +143,64 @@ pub(crate) fn records(folder: &Path) -> Result<Vec<(String, Record)>, RunError> 
     text.lines().enumerate().map(parse).collect()
 }
 
+/// What is wrong with the files that a report reads; nothing where they are as they were sealed. A run that has not come to its
+/// end changes its files, and is sealed in part.
+pub fn damage(folder: &Path) -> Vec<String> {
+    let summary = summary(folder);
+    let of_summary = match &summary {
+        Ok(Some(summary)) if summary.status != Status::Interrupted => {
+            let read = summary.files.iter().filter(|(name, _)| *name == "metrics.jsonl");
+            differences(folder, read)
+        }
+        _ => Vec::new(),
+    };
+    let manifest = manifest(folder);
+    let of_manifest = match &manifest {
+        Ok(manifest) => differences(folder, manifest.files.iter().filter(|(name, _)| *name == "recipe.yaml")),
+        Err(_) => Vec::new(),
+    };
+    let unread = summary.err().into_iter().chain(manifest.err());
+    unread.chain(of_summary).chain(of_manifest).map(|e| e.to_string()).collect()
+}
+
+/// All files that the summary and the manifest vouch for, against what they say.
+pub(crate) fn sealed(folder: &Path, summary: &Summary, manifest: &Manifest) -> Vec<RunError> {
+    let mut found = differences(folder, summary.files.iter().chain(&manifest.files));
+    for name in summary.files.keys().filter(|name| name.ends_with("/state.json")) {
+        let checkpoint = folder.join(name);
+        found.extend(checkpoint.parent().and_then(|checkpoint| checkpoint::read(checkpoint).err()));
+    }
+    found
+}
+
+fn differences<'a>(folder: &Path, files: impl Iterator<Item = (&'a String, &'a String)>) -> Vec<RunError> {
+    let check = |(name, expected): (&String, &String)| {
+        let path = folder.join(name);
+        match sha256_file(&path) {
+            Err(e) => Some(RunError::from(e)),
+            Ok((_, found)) if found != *expected => Some(damaged(
+                &path,
+                format!("sha256 was {expected} when the run ended, is {found}: {ADVICE}"),
+            )),
+            Ok(_) => None,
+        }
+    };
+    files.filter_map(check).collect()
+}
+
+/// The checksums of the files in a run's folder that are functions of its recipe, with the checkpoint of its `last` step.
+pub(super) fn seal(folder: &Path, last: Option<u64>) -> Result<BTreeMap<String, String>, RunError> {
+    let mut names = vec!["metrics.jsonl".to_owned(), super::tensorboard::FILE.to_owned()];
+    names.extend(last.map(|step| format!("checkpoints/step-{step}/state.json")));
+    let sum = |name: String| {
+        let (_, sum) = sha256_file(&folder.join(&name))?;
+        Ok((name, sum))
+    };
+    names.into_iter().map(sum).collect()
+}
+
 /// The outcome of a run that came to its end, `None` where it has not.
-pub(crate) fn finished(folder: &Path, recipe: &Recipe) -> Result<Option<Outcome>, RunError> {
+pub(crate) fn finished(folder: &Path, recipe: &Recipe) -> Result<Option<(Outcome, Inputs)>, RunError> {
     let Some(summary) = summary(folder)?.filter(|summary| summary.status != Status::Interrupted) else {
         return Ok(None);
     };
@@ -100,10 +209,15 @@ pub(crate) fn finished(folder: &Path, recipe: &Recipe) -> Result<Option<Outcome>
         let message = format!("belongs to the recipe {}, this run is {}", summary.id, recipe.id());
         return Err(damaged(&path, message));
     }
-    let records: Vec<Record> = records(folder)?.into_iter().map(|(_, record)| record).collect();
+    let records = records(folder)?;
     follows(&summary, &records).map_err(|message| damaged(&path, message))?;
-    let (data, seconds) = (manifest(folder)?.data, timing::total(folder));
-    Ok(Some(Outcome { folder: folder.to_path_buf(), summary, records, data, seconds }))
+    let manifest = manifest(folder)?;
+    if let Some(damage) = sealed(folder, &summary, &manifest).into_iter().next() {
+        return Err(damage);
+    }
+    let (inputs, seconds) = (Inputs::from(&manifest), timing::total(folder));
+    let outcome = Outcome { folder: folder.to_path_buf(), summary, records, data: manifest.data, seconds };
+    Ok(Some((outcome, inputs)))
 }
 
 /// Whether the summary is the one of these records.

@@ -1,4 +1,7 @@
 //! `metrics.jsonl`: one line a measurement, the same bytes for the same recipe.
+//!
+//! While a run goes on, a second file has the same lines: a checkpoint knows the checksum of its past, and with one of the two
+//! intact no flipped byte stops the run.
 use super::RunError;
 use super::{progress, tensorboard};
 use serde::{Deserialize, Serialize};
@@ -55,10 +58,14 @@ pub struct Record {
     pub values: BTreeMap<String, f64>,
 }
 
+/// The second file's name.
+pub(crate) const COPY: &str = ".metrics.copy";
+
 /// The open metrics files of a run.
 pub(crate) struct Metrics {
     path: PathBuf,
     file: BufWriter<File>,
+    copy: BufWriter<File>,
     events: BufWriter<File>,
     /// When a reader could last see all lines.
     flushed: Instant,
@@ -97,7 +104,15 @@ impl Metrics {
         };
         let records: Vec<Record> = text.lines().enumerate().map(parse).collect::<Result<_, _>>()?;
 
-        let events_path = folder.join("events.out.tfevents.0.taper");
+        let copy_path = folder.join(COPY);
+        let mut copy = BufWriter::new(open(&copy_path)?);
+        let write = |copy: &mut BufWriter<File>| {
+            copy.get_ref().set_len(0)?;
+            copy.write_all(text.as_bytes())?;
+            copy.flush()
+        };
+        write(&mut copy).map_err(RunError::io(&copy_path))?;
+        let events_path = folder.join(tensorboard::FILE);
         let mut events = BufWriter::new(open(&events_path)?);
         let write = |events: &mut BufWriter<File>| {
             events.get_ref().set_len(0)?;
@@ -106,7 +121,7 @@ impl Metrics {
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
         let (hash, file, flushed) = (Sha256::new_with_prefix(&text), BufWriter::new(file), Instant::now());
-        Ok(Self { path, file, events, flushed, bytes, hash, records })
+        Ok(Self { path, file, copy, events, flushed, bytes, hash, records })
     }
 
     /// Appends a line.
@@ -121,6 +136,7 @@ impl Metrics {
         });
         self.file.write_all(&line).map_err(RunError::io(&self.path))?;
         kill_after("metrics-line", || drop(self.file.flush()));
+        self.copy.write_all(&line).map_err(RunError::io(&self.path))?;
         self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
         self.bytes += line.len() as u64;
         self.hash.update(&line);
@@ -145,14 +161,24 @@ impl Metrics {
 
     fn flush(&mut self) -> Result<(), RunError> {
         self.flushed = Instant::now();
-        self.file.flush().and_then(|()| self.events.flush()).map_err(RunError::io(&self.path))
+        let files = [&mut self.file, &mut self.copy, &mut self.events];
+        files.into_iter().try_for_each(BufWriter::flush).map_err(RunError::io(&self.path))
     }
 
     /// Makes all lines durable: before a checkpoint vouches for them.
     pub fn sync(&mut self) -> Result<(), RunError> {
         self.flush()?;
-        let synced = self.file.get_ref().sync_all().and_then(|()| self.events.get_ref().sync_all());
-        synced.map_err(RunError::io(&self.path))
+        let files = [&self.file, &self.copy, &self.events];
+        files.into_iter().try_for_each(|file| file.get_ref().sync_all()).map_err(RunError::io(&self.path))
+    }
+
+    /// Removes the second file: the run has come to its end, and its summary will vouch for the first.
+    pub fn seal(&self) -> Result<(), RunError> {
+        let copy = self.path.with_file_name(COPY);
+        match std::fs::remove_file(&copy) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RunError::io(&copy)(e)),
+            _ => Ok(()),
+        }
     }
 
     /// The length and the SHA-256 of `metrics.jsonl`.

@@ -3,10 +3,10 @@
 //! ```text
 //! runs/<name>-<id>/
 //!   recipe.yaml      the resolved recipe; comments say where each value came from
-//!   manifest.json    what it ran with: code, device, threads, data
+//!   manifest.json    what it ran with, stretch by stretch: code, device, kernels, threads; its inputs by content
 //!   metrics.jsonl    one line a measurement; no times
 //!   events.out.*     the same for TensorBoard
-//!   checkpoints/     step-<n>/{model,optimizer,average}.safetensors, state.json
+//!   checkpoints/     step-<n>/{model,optimizer,average,carry}.safetensors, state.json
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
@@ -14,9 +14,11 @@ mod average;
 pub(crate) mod checkpoint;
 mod error;
 mod evaluate;
+mod extend;
 mod feed;
 mod figure;
-pub(crate) mod folder;
+pub mod folder;
+mod inputs;
 mod inspect;
 mod locate;
 mod lock;
@@ -37,6 +39,7 @@ mod weights;
 
 pub use error::RunError;
 pub use inspect::{Inspection, Part, inspect};
+pub use manifest::set_revision;
 pub use metrics::{Record, Split};
 pub use progress::Show;
 pub use summary::{Best, Status, Summary};
@@ -48,6 +51,7 @@ pub use progress::print;
 pub use timing::peak_megabytes;
 
 pub(crate) use folder::write_recipe;
+pub(crate) use inputs::{Inputs, Look};
 
 use crate::recipe::{LossForScale, OnDivergence};
 use crate::{Recipe, Registries};
@@ -56,6 +60,7 @@ use candle_core::Tensor;
 use checkpoint::State;
 use figure::{Figure, Measured, Pending};
 use lock::Lock;
+use manifest::Manifest;
 use metrics::{Metrics, Values};
 use optimizers::{Optimizers, Time};
 use progress::Progress;
@@ -68,9 +73,9 @@ use taper_models::op_span;
 use taper_optim::{Accumulator, Deferred, StepContext, global_norm_on_device};
 use task::{Gradient, Task};
 use timing::Timing;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
-/// How to run, as opposed to what: nothing here can change a result.
+/// How to run, as opposed to what: nothing here can change a result, unless mixing is allowed, which the result then says.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder of all runs.
@@ -83,6 +88,10 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
     /// Whether to wait for another process that is at work on the same run; otherwise that is an error.
     pub wait: bool,
+    /// Whether to begin anew where there is a run already; its folder is kept under another name.
+    pub fresh: bool,
+    /// Whether a run may go on with other kernels or on another device than it began with.
+    pub allow_mixed: bool,
     /// Who is told of every step.
     pub watch: Watch,
 }
@@ -95,6 +104,8 @@ impl Default for Options {
             show: Show::Auto,
             stop: Arc::default(),
             wait: false,
+            fresh: false,
+            allow_mixed: false,
             watch: Watch::default(),
         }
     }
@@ -133,17 +144,28 @@ pub(crate) fn run_until(
     until: u64,
 ) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
-    if let Some(outcome) = finished(recipe, &folder)? {
+    if options.fresh {
+        set_aside(recipe, &folder, options, "is kept as")?;
+    } else if let Some(outcome) = finished(recipe, registries, options, &folder)? {
         return Ok(outcome);
     }
     let lock = Lock::early(&folder, options)?;
     // While this one waited, another process may have finished it.
     if lock.is_some()
-        && let Some(outcome) = finished(recipe, &folder)?
+        && let Some((outcome, _)) = folder::finished(&folder, recipe)?
     {
-        return Ok(outcome);
+        return answer(recipe, outcome);
     }
     Run::open(recipe, registries, options, folder, lock, until)?.train()
+}
+
+/// Puts the folder of an earlier run out of the way, if there is one.
+fn set_aside(recipe: &Recipe, folder: &Path, options: &Options, why: &str) -> Result<(), RunError> {
+    // Nobody is at work on it while it is renamed; the lock goes with it.
+    let Some(_lock) = Lock::early(folder, options)? else { return Ok(()) };
+    let aside = folder::set_aside(folder)?;
+    warn!("{}: the run before {why} {}", recipe.name, aside.display());
+    Ok(())
 }
 
 impl Recipe {
@@ -153,16 +175,36 @@ impl Recipe {
     }
 }
 
-/// The outcome of a run that came to its end before.
-fn finished(recipe: &Recipe, folder: &Path) -> Result<Option<Outcome>, RunError> {
-    let Some(outcome) = folder::finished(folder, recipe)? else { return Ok(None) };
+/// The outcome of a run that came to its end before, with the inputs that there are now.
+fn finished(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    folder: &Path,
+) -> Result<Option<Outcome>, RunError> {
+    let Some((outcome, before)) = folder::finished(folder, recipe)? else { return Ok(None) };
+    if let Some(change) = Look::new(registries, &options.search).change(recipe, &before) {
+        let why = format!("had other inputs ({change}): training anew; its folder is kept as");
+        set_aside(recipe, folder, options, &why)?;
+        return Ok(None);
+    }
+    for step in checkpoint::steps(folder)?.into_iter().filter(|step| *step != outcome.summary.steps) {
+        if let Err(e) = checkpoint::read(&checkpoint::path(folder, step)) {
+            warn!("{}: a checkpoint from before its end is damaged, its result is not: {e}", recipe.name);
+        }
+    }
+    answer(recipe, outcome).map(Some)
+}
+
+/// What a run that came to its end before is worth now.
+fn answer(recipe: &Recipe, outcome: Outcome) -> Result<Outcome, RunError> {
     let Summary { status, steps, reason, .. } = &outcome.summary;
     if *status == Status::Diverged && recipe.train.on_divergence == OnDivergence::Stop {
         // It would diverge again: a run is a function of its recipe.
         return Err(RunError::Diverged { what: reason.clone().unwrap_or_default(), step: steps + 1 });
     }
     info!("{}: finished before, nothing to do", recipe.name);
-    Ok(Some(outcome))
+    Ok(outcome)
 }
 
 /// A run under way.
@@ -178,6 +220,7 @@ struct Run<'a> {
     optimizers: Optimizers,
     average: Averaging,
     metrics: Metrics,
+    manifest: Manifest,
     state: State,
     /// What a GPU has not told yet.
     pending: Pending,
@@ -196,8 +239,8 @@ struct Run<'a> {
     steps: u64,
 }
 
-/// What the model carries between batches is saved beside the weights under this prefix.
-const CARRY: &str = "carry/";
+/// What the model carries between batches: a file of its own, so that the weights are the model's and nothing else.
+const CARRY: &str = "carry.safetensors";
 
 impl Run<'_> {
     /// Trains to the end, and writes down how it ended.
@@ -211,7 +254,7 @@ impl Run<'_> {
         };
         self.timing.finish(self.state.epoch + 1, self.state.step)?;
         self.metrics.sync()?;
-        let summary = self.summary(status, failure.as_ref()).write(&self.folder)?;
+        let summary = self.seal(status, failure.as_ref())?;
         if let Some(failure) = failure
             && self.recipe.train.on_divergence == OnDivergence::Stop
         {
@@ -463,14 +506,16 @@ impl Run<'_> {
         self.settle()?;
         let _span = op_span!("checkpoint", "forward", 0);
         let vars = self.task.params().vars().into_iter();
-        let mut weights: BTreeMap<String, Tensor> =
+        let weights: BTreeMap<String, Tensor> =
             vars.map(|(name, var)| (name, var.as_tensor().clone())).collect();
-        for (name, tensor) in self.task.carry() {
-            weights.insert(format!("{CARRY}{name}"), tensor.contiguous()?);
-        }
+        let carry = self.task.carry().into_iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
+        let carry = carry.collect::<Result<BTreeMap<String, Tensor>, RunError>>()?;
         let bytes = |tensors| safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap);
         let mut files = self.optimizers.save()?;
         files.insert("model.safetensors".into(), bytes(&weights)?);
+        if !carry.is_empty() {
+            files.insert(CARRY.into(), bytes(&carry)?);
+        }
         if let Some(average) = self.average.tensors() {
             files.insert("average.safetensors".into(), bytes(&average)?);
         }

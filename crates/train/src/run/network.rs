@@ -52,6 +52,20 @@ struct Batch {
     rate_scale: f64,
 }
 
+/// The data set that a section names.
+pub(super) fn load(
+    section: &recipe::Data,
+    registries: &Registries,
+    search: &Search,
+) -> Result<Loaded, RunError> {
+    let set = registries.data.get(&section.name)?;
+    let mut options: Map = section.config.clone();
+    if set.describe().options.iter().any(|option| option.name == "verify") {
+        options.insert("verify".into(), section.verify.into());
+    }
+    Ok(set.load(&Value::Object(options), search)?)
+}
+
 impl Network {
     pub fn new(
         recipe: &Recipe,
@@ -61,12 +75,7 @@ impl Network {
         search: &Search,
         device: &Device,
     ) -> Result<Self, RunError> {
-        let set = registries.data.get(&section.name)?;
-        let mut options: Map = section.config.clone();
-        if set.describe().options.iter().any(|option| option.name == "verify") {
-            options.insert("verify".into(), section.verify.into());
-        }
-        let loaded = set.load(&Value::Object(options), search)?;
+        let loaded = load(section, registries, search)?;
         let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
         debug!("{}: data {} from {}", recipe.name, section.name, loaded.provenance.source);
         let (shape, provenance) = (shape(&loaded), loaded.provenance.clone());

@@ -2,22 +2,23 @@
 use super::average::Averaging;
 use super::checkpoint::{self, State};
 use super::figure::Pending;
+use super::inputs::Inputs;
 use super::lock::Lock;
-use super::manifest::manifest;
+use super::manifest::{Manifest, Stretch};
 use super::metrics::{Metrics, Split};
 use super::optimizers::Optimizers;
 use super::progress::Progress;
 use super::task::{self, Task};
 use super::timing::Timing;
-use super::{CARRY, Options, Run, RunError, folder, weights};
+use super::weights::Weights;
+use super::{CARRY, Options, Run, RunError, extend, folder, manifest};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use taper_data::Provenance;
-use tracing::info;
+use tracing::{debug, info, warn};
 
 impl<'a> Run<'a> {
     /// A run at its start, or where its last checkpoint left it.
@@ -33,11 +34,14 @@ impl<'a> Run<'a> {
         let mut task = task::of(recipe, registries, &options.search, &device)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
-        if let Some(file) = &recipe.train.init_from {
-            let refuse = |message: String| recipe.error_at("train.init_from", message);
-            let tensors = weights::read(Path::new(file)).map_err(refuse)?;
-            task.params().set(&tensors).map_err(|e| refuse(format!("{file}: {e}")))?;
+        let weights =
+            recipe.train.init_from.as_deref().map(|from| Weights::read(recipe, from)).transpose()?;
+        if let Some(weights) = &weights {
+            let refused = |e| recipe.error_at("train.init_from", format!("{}: {e}", weights.file.path));
+            task.params().set(&weights.tensors).map_err(refused)?;
         }
+        let data = task.provenance().content.clone();
+        let inputs = Inputs { data, init_from: weights.map(|weights| weights.file) };
         let metric = metric(recipe, &*task)?;
         let select = select(recipe, &*task)?;
         let watched = select.or(task.has(Split::Val).then_some(Split::Val));
@@ -57,19 +61,22 @@ impl<'a> Run<'a> {
         fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
         let lock = lock.map_or_else(|| Lock::acquire(&folder, options), Ok)?;
         taper_files::remove_strays(&folder)?;
-        same_data(&folder, task.provenance())?;
+        // A manifest that cannot be read has no say: a new one is written, which says what is not known.
+        let mut before = folder::manifest(&folder).ok();
+        same_inputs(&folder, before.as_ref(), &inputs)?;
         folder::write_recipe(recipe, registries, &folder)?;
-        taper_files::replace(&folder.join("manifest.json"), &manifest(recipe, &*task, &device))?;
         checkpoint::recover(&folder)?;
+        let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
+        let now = Stretch::now(0, &device);
+        if let Some(shorter) =
+            extend::extend(&folder, recipe, registries, options, &inputs, &now, ends_epoch)?
+        {
+            before = Some(shorter);
+        }
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
         if let Some(loaded) = checkpoint::newest(&folder, recipe)? {
-            let (carried, weights): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                tensors(&loaded.files, "model.safetensors")?
-                    .into_iter()
-                    .partition(|(name, _)| name.starts_with(CARRY));
-            task.params().set(&weights.into_iter().collect())?;
-            let carried: Vec<(String, Tensor)> =
-                carried.into_iter().map(|(name, t)| (name[CARRY.len()..].to_owned(), t)).collect();
+            task.params().set(&tensors(&loaded.files, "model.safetensors")?.into_iter().collect())?;
+            let carried: Vec<(String, Tensor)> = tensors(&loaded.files, CARRY)?.into_iter().collect();
             task.set_carry(&carried)?;
             average.load(loaded.state.average.clone(), tensors(&loaded.files, "average.safetensors")?)?;
             if average.asgd() {
@@ -81,6 +88,13 @@ impl<'a> Run<'a> {
             }
             state = loaded.state;
         }
+        let mut stretches = manifest::past(before.as_ref(), state.step);
+        same_arithmetic(recipe, &folder, &stretches, &now, options)?;
+        stretches.push(Stretch { from: state.step, ..now });
+        let extends = before.and_then(|before| before.extends).filter(|_| state.step > 0);
+        let mut manifest = Manifest::new(recipe, &*task, &inputs, extends, stretches, &device);
+        manifest.write(&folder)?;
+        debug!("{}: kernels for {}, {} threads", recipe.name, manifest.kernels, manifest.threads);
         let metrics = Metrics::open(&folder, state.metrics_bytes)?;
 
         let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
@@ -96,6 +110,7 @@ impl<'a> Run<'a> {
             optimizers,
             average,
             metrics,
+            manifest,
             state,
             pending: Pending::default(),
             seen: None,
@@ -110,16 +125,35 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Refuses to go on with a run on other data than it began with. A manifest that cannot be read has no say: a new one is
-/// written.
-fn same_data(folder: &Path, data: &Provenance) -> Result<(), RunError> {
-    let Some(before) = folder::manifest(folder).ok().filter(|before| before.data.content != data.content)
-    else {
-        return Ok(());
-    };
-    let (then, now) = (&before.data.source, &data.source);
+/// Refuses to go on with a run on other inputs than it began with.
+fn same_inputs(folder: &Path, before: Option<&Manifest>, inputs: &Inputs) -> Result<(), RunError> {
+    let Some(before) = before else { return Ok(()) };
+    let Some(change) = inputs.differ_from(&Inputs::from(before)) else { return Ok(()) };
     let message = format!(
-        "the run began with other data: from {then}, now {now}; put that back, or remove the run's folder to start again"
+        "the run began with other data or weights: {change}; put back what there was, or begin anew with --fresh, which keeps the \
+         run's folder under another name"
+    );
+    Err(RunError::Damaged { path: folder.join("manifest.json"), message })
+}
+
+/// Refuses to go on with other kernels or on another device than the run began with, unless that is allowed.
+fn same_arithmetic(
+    recipe: &Recipe,
+    folder: &Path,
+    past: &[Stretch],
+    now: &Stretch,
+    options: &Options,
+) -> Result<(), RunError> {
+    let past = manifest::arithmetics(past);
+    let Some(then) = past.iter().find(|then| **then != now.arithmetic()) else { return Ok(()) };
+    let both = format!("the run began on {then}, this is {}", now.arithmetic());
+    if options.allow_mixed {
+        warn!("{}: {both}: the result will say that it is mixed", recipe.name);
+        return Ok(());
+    }
+    let message = format!(
+        "{both}: the rest would not have the bits that the whole run has there. Go on where it began (TAPER_ISA names the \
+         kernels: avx512, avx2, portable), begin anew with --fresh, or allow it with --allow-mixed: the result then says so"
     );
     Err(RunError::Damaged { path: folder.join("manifest.json"), message })
 }
@@ -173,6 +207,16 @@ fn select(recipe: &Recipe, task: &dyn Task) -> Result<Option<Split>, RunError> {
             Err(recipe.error_at("train.select", message).into())
         }
     }
+}
+
+/// Whether so many steps are whole epochs.
+fn ends_epoch(recipe: &Recipe, steps: u64, batches: impl Fn(u64) -> u64) -> bool {
+    let steps_of = |epoch| batches(epoch).div_ceil(recipe.train.accumulate.max(1)).max(1);
+    let mut covered = 0u64;
+    (0..COUNTED).any(|epoch| {
+        covered = covered.saturating_add(steps_of(epoch));
+        covered == steps
+    })
 }
 
 /// Epochs of text differ in their number of windows, so they are counted; no more of them than this.

@@ -1,17 +1,19 @@
 //! What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere.
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The bar on the terminal, if there is one: lines go above it.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Prints a line on standard error that no bar overwrites.
+/// Prints a line on standard error that no bar overwrites. One that cannot be printed, because nobody listens or the disk is
+/// full, is no reason to end a training.
 pub fn print(text: &str) {
+    let line = || drop(writeln!(std::io::stderr(), "{text}"));
     match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
-        Some(bar) => bar.suspend(|| eprintln!("{text}")),
-        None => eprintln!("{text}"),
+        Some(bar) => bar.suspend(line),
+        None => line(),
     }
 }
 
@@ -77,7 +79,7 @@ impl Progress {
                 }
             }
             None if !self.quiet && self.spoke.elapsed() > EVERY => {
-                eprintln!("{}: step {step}/{total}, {}", self.name, message());
+                print(&format!("{}: step {step}/{total}, {}", self.name, message()));
                 self.spoke = Instant::now();
             }
             None => {}

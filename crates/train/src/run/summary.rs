@@ -1,8 +1,9 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
 use super::metrics::{Record, Split};
-use super::{Run, RunError};
+use super::{Run, RunError, checkpoint, folder, manifest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// How a run ended.
@@ -36,6 +37,9 @@ pub struct Summary {
     pub id: String,
     /// The recipe's name.
     pub name: String,
+    /// What runs share that differ in their length alone.
+    #[serde(default)]
+    pub series: String,
     /// How it ended.
     pub status: Status,
     /// Optimizer steps taken.
@@ -57,6 +61,12 @@ pub struct Summary {
     /// What went wrong, for a diverged run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The processors, devices and kernels that took part, where they were more than one: such a result is nobody's to repeat.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mixed: Vec<String>,
+    /// SHA-256 of the files that are functions of the recipe; [`folder`](super::folder) says who vouches for the others.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
     /// SHA-256 of the file with nothing here.
     pub sha256: String,
 }
@@ -83,7 +93,7 @@ impl Summary {
 
 impl Run<'_> {
     /// What the run came to.
-    pub fn summary(&self, status: Status, failure: Option<&RunError>) -> Summary {
+    fn summary(&self, status: Status, failure: Option<&RunError>) -> Summary {
         let (last, best) = extremes(&self.metrics.records);
         let chosen = match (self.select, self.state.best) {
             (Some(_), Some((_, step))) => Some(step),
@@ -92,6 +102,7 @@ impl Run<'_> {
         Summary {
             id: self.recipe.id().to_owned(),
             name: self.recipe.name.clone(),
+            series: self.recipe.series(),
             status,
             steps: self.state.step,
             epochs: self.state.epoch,
@@ -104,8 +115,44 @@ impl Run<'_> {
                 Some(RunError::Diverged { what, .. }) => Some(what.clone()),
                 _ => None,
             },
+            mixed: match manifest::arithmetics(&self.manifest.stretches) {
+                one if one.len() < 2 => Vec::new(),
+                mixed => mixed,
+            },
+            files: BTreeMap::new(),
             sha256: String::new(),
         }
+    }
+
+    /// Vouches for all files of the run, as they are in its folder, and writes down how it ended. Who removed or changed one of
+    /// them meanwhile hears of it.
+    pub fn seal(&mut self, status: Status, failure: Option<&RunError>) -> Result<Summary, RunError> {
+        let gone = |e: RunError| match e {
+            RunError::Io { path, source } if source.kind() == ErrorKind::NotFound => RunError::Damaged {
+                path,
+                message: "is gone: somebody removed or renamed files of the run while it was trained; \
+                          the same command trains what is missing"
+                    .into(),
+            },
+            e => e,
+        };
+        let last = self.manifest.stretches.last_mut();
+        last.into_iter().for_each(|stretch| stretch.to = Some(self.state.step));
+        self.manifest.write(&self.folder).map_err(gone)?;
+        // Which other checkpoints there are depends on interruptions; each vouches for itself.
+        let last = (status == Status::Finished).then_some(self.state.step);
+        if let Some(step) = last {
+            checkpoint::read(&checkpoint::path(&self.folder, step)).map_err(gone)?;
+        }
+        let files = folder::seal(&self.folder, last).map_err(gone)?;
+        if files.get("metrics.jsonl") != Some(&self.metrics.vouch().1) {
+            let message = "is not what the run wrote: somebody changed it while the run was trained".into();
+            return Err(RunError::Damaged { path: self.folder.join("metrics.jsonl"), message });
+        }
+        if status != Status::Interrupted {
+            self.metrics.seal()?;
+        }
+        Summary { files, ..self.summary(status, failure) }.write(&self.folder).map_err(gone)
     }
 }
 

@@ -4,6 +4,9 @@
 //! The time of an event is its step in seconds, so that equal runs have equal bytes.
 use super::metrics::Record;
 
+/// The file's name in a run's folder.
+pub(crate) const FILE: &str = "events.out.tfevents.0.taper";
+
 /// The first record: which version of the format follows.
 fn header() -> Vec<u8> {
     let mut event = double(1, 0.0);

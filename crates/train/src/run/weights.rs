@@ -1,23 +1,79 @@
 //! Weights that a recipe names.
+use super::{RunError, checkpoint};
+use crate::Recipe;
 use candle_core::{Device, Tensor};
 use std::collections::HashMap;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use taper_data::FileRecord;
+use taper_files::sha256;
 
 /// A file of weights may have this many bytes: what the largest network takes that can be built.
 const MOST_BYTES: u64 = 4 * taper_models::registry::MOST_PARAMETERS;
 
-/// The tensors of a safetensors file. The error is a sentence about the file.
-pub(super) fn read(path: &Path) -> Result<HashMap<String, Tensor>, String> {
-    let bytes = taper_files::read_regular(path, MOST_BYTES).map_err(|e| match e.source.kind() {
+/// The weights that a run starts from.
+pub(crate) struct Weights {
+    pub tensors: HashMap<String, Tensor>,
+    pub file: FileRecord,
+}
+
+impl Weights {
+    /// From a safetensors file, a checkpoint's folder, or a run's folder, whose newest checkpoint it is.
+    pub fn read(recipe: &Recipe, from: &str) -> Result<Self, RunError> {
+        let refuse = |message: String| RunError::from(recipe.error_at("train.init_from", message));
+        let path = Path::new(from);
+        let place = place(path).map_err(refuse)?;
+        let bytes = match place.parent().filter(|_| path.is_dir()) {
+            // A checkpoint vouches for its files.
+            Some(folder) => {
+                let mut loaded = checkpoint::read(folder).map_err(|e| refuse(e.to_string()))?;
+                let missing = || refuse(format!("{}: has no {MODEL}", folder.display()));
+                loaded.files.remove(MODEL).ok_or_else(missing)?
+            }
+            None => taper_files::read_regular(&place, MOST_BYTES).map_err(|e| refuse(e.to_string()))?,
+        };
+        let tensors = tensors(&bytes).map_err(|e| refuse(format!("{}: {e}", place.display())))?;
+        let file = FileRecord {
+            path: place.display().to_string(),
+            bytes: bytes.len() as u64,
+            sha256: sha256(&bytes),
+        };
+        Ok(Self { tensors, file })
+    }
+}
+
+const MODEL: &str = "model.safetensors";
+
+/// The file of weights that a path stands for.
+fn place(path: &Path) -> Result<PathBuf, String> {
+    let found = fs::metadata(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => format!("{}: there is no such file", path.display()),
-        _ => e.to_string(),
+        _ => format!("{}: {e}", path.display()),
     })?;
-    let place = path.display();
+    if found.is_file() {
+        return Ok(path.to_path_buf());
+    }
+    let expected = "expected a safetensors file, the folder of a checkpoint or the folder of a run";
+    if !found.is_dir() {
+        // A pipe or a device, which says so itself.
+        return taper_files::open_regular(path).map(|_| path.to_path_buf()).map_err(|e| e.to_string());
+    }
+    if path.join("state.json").is_file() {
+        return Ok(path.join(MODEL));
+    }
+    match checkpoint::steps(path).map_err(|e| e.to_string())?.first() {
+        Some(step) => Ok(checkpoint::path(path, *step).join(MODEL)),
+        None => Err(format!("{}: {expected}; it has no checkpoint", path.display())),
+    }
+}
+
+/// The tensors of a safetensors file. The error is a sentence about the file.
+fn tensors(bytes: &[u8]) -> Result<HashMap<String, Tensor>, String> {
     // The length of the header in eight bytes, then the header, a JSON object.
     let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
     if length.is_none_or(|length| length > bytes.len() as u64 - 8 || bytes.get(8) != Some(&b'{')) {
-        return Err(format!("{place}: expected a safetensors file, found one that does not begin like one"));
+        return Err("expected a safetensors file, found one that does not begin like one".into());
     }
-    candle_core::safetensors::load_buffer(&bytes, &Device::Cpu)
-        .map_err(|e| format!("{place}: not a readable safetensors file: {e}"))
+    candle_core::safetensors::load_buffer(bytes, &Device::Cpu)
+        .map_err(|e| format!("not a readable safetensors file: {e}"))
 }

@@ -6,7 +6,7 @@
 //! use taper_train::sweep::{Sweep, Workers, table};
 //! let registries = Registries::default();
 //! let recipe = Recipe::load("recipes/sweeps/c-robustness-mnist.yaml", &[], &registries)?;
-//! let mut sweep = Sweep::open(&[recipe], &run::Options::default())?;
+//! let mut sweep = Sweep::open(&[recipe], &registries, &run::Options::default())?;
 //! sweep.run(&registries, &Workers::Here)?;
 //! print!("{}", table(&sweep.cells()));
 //! # Ok::<(), run::RunError>(())
@@ -22,13 +22,14 @@ pub use cell::text as setting_text;
 pub use cell::{Cell, Trial, table};
 pub use processes::Processes;
 
-use crate::run::{self, Options, RunError, Status, Summary};
+use crate::run::{self, Inputs, Look, Options, RunError, Status, Summary};
 use crate::{Recipe, Registries};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use tracing::warn;
 use view::View;
 
 /// A set of runs and what is known of each.
@@ -103,15 +104,19 @@ pub enum Ended {
 
 impl Sweep {
     /// The runs of `recipes`, those with a sweep expanded, each content once, and what `options.runs` has of them.
-    pub fn open(recipes: &[Recipe], options: &Options) -> Result<Self, RunError> {
+    /// A result counts while its files are as they were sealed and its inputs are what they were.
+    pub fn open(recipes: &[Recipe], registries: &Registries, options: &Options) -> Result<Self, RunError> {
         let folders = folders(&options.runs)?;
+        let mut look = Look::new(registries, &options.search);
         let mut seen = HashSet::new();
         let all = recipes.iter().flat_map(Recipe::runs).filter(|recipe| seen.insert(recipe.id().to_owned()));
         let runs = all.map(|recipe| {
             let own = options.runs.join(recipe.directory());
             let others = folders.get(recipe.id()).into_iter().flatten();
-            let found =
-                std::iter::once(&own).chain(others).find_map(|folder| Some((folder, result(folder)?)));
+            let found = std::iter::once(&own).chain(others).find_map(|folder| {
+                let summary = result(folder, recipe)?;
+                same_inputs(folder, recipe, &mut look).then_some((folder, summary))
+            });
             let (folder, state) = match found {
                 Some((folder, summary)) => (folder.clone(), State::Done(Box::new(summary))),
                 None => (own, State::Missing),
@@ -169,7 +174,7 @@ impl Sweep {
     /// Takes note of a run that ended: by its result, or by `message` if it left none.
     fn note(&mut self, index: usize, message: String) {
         let run = &mut self.runs[index];
-        run.state = match result(&run.folder) {
+        run.state = match result(&run.folder, &run.recipe) {
             Some(summary) => State::Done(Box::new(summary)),
             None => State::Failed(message),
         };
@@ -182,10 +187,20 @@ impl Sweep {
     }
 }
 
-/// The summary of a run that came to its end; a damaged one is for the run itself to report.
-fn result(folder: &Path) -> Option<Summary> {
+/// The summary of a run that came to its end; a damaged one, or one of another recipe, is for the run itself to report.
+fn result(folder: &Path, recipe: &Recipe) -> Option<Summary> {
     let summary = run::folder::summary(folder).ok().flatten()?;
-    (summary.status != Status::Interrupted).then_some(summary)
+    (summary.status != Status::Interrupted && summary.id == recipe.id()).then_some(summary)
+}
+
+/// Whether a result is one of the inputs that there are now.
+fn same_inputs(folder: &Path, recipe: &Recipe, look: &mut Look) -> bool {
+    let Ok(manifest) = run::folder::manifest(folder) else { return false };
+    let change = look.change(recipe, &Inputs::from(&manifest));
+    if let Some(change) = &change {
+        warn!("{}: had other inputs ({change}): it is missing now", folder.display());
+    }
+    change.is_none()
 }
 
 /// The folders of runs by id: `<name>-<id>`.

@@ -90,7 +90,7 @@ impl View {
                 let _ = screen.all.println(text);
             }
             None if self.quiet => {}
-            None => eprintln!("{text}"),
+            None => crate::run::print(text),
         }
     }
 

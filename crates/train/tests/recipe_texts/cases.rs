@@ -144,7 +144,6 @@ const CASES: &[Case<'_>] = &[
     ("a momentum's unknown schedule", BASE, "schedule: {kind: constant, momentum: {kind: cosin}}", &[]),
     ("a momentum's schedule that is a word", BASE, "schedule: {kind: constant, momentum: cosine}", &[]),
     ("a momentum that there is not", BASE, "optimizer: {name: sgd, lr: 0.1}\nschedule: {kind: constant, momentum: {kind: cosine}}", &[]),
-    ("a momentum of a group that is scheduled", BASE, "optimizer: {name: sgdm, lr: 0.1, groups: [{match: '*.bias', momentum: 0.5}]}\nschedule: {kind: constant, momentum: {kind: cosine}}", &[]),
     ("a plateau that watches nothing", BASE, "schedule: {kind: plateau}", &[]),
     ("a schedule of epochs for a problem", PROBLEM, "schedule: {kind: cosine}", &[]),
     ("a milestone past the end", BASE, "schedule: {kind: milestones, at: [1, 5]}", &[]),

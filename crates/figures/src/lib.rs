@@ -6,7 +6,7 @@
 //! ```
 //! use taper_figures::stats::student;
 //! use taper_figures::table::{Table, mean_text};
-//! let accuracy = student(&[97.71, 97.78, 97.47]).unwrap();
+//! let accuracy = student(&[97.71, 97.78, 97.47], 0.95).unwrap();
 //! let mut table = Table::new(["optimizer", "accuracy, %"]);
 //! table.row(["decgd".to_owned(), mean_text("perplexity", &accuracy)]);
 //! assert!(table.markdown().contains("97.65 ± 0.40"));

@@ -25,7 +25,7 @@ mod search;
 
 pub use distribution::{normal_cdf, normal_quantile, student_quantile};
 pub use interval::{Interval, bca, student};
-pub use permutation::{SignFlip, holm, least_pairs, sign_flip};
+pub use permutation::{SignFlip, holm, least_pairs, pairs_needed, sign_flip};
 pub use search::{expected_best, share_within, superiority, time_to_target};
 
 /// Which values of a metric are the good ones.
@@ -105,9 +105,10 @@ pub struct Comparison {
 /// Judges a family of comparisons, each given by its paired differences, at family-wise level `alpha`.
 pub fn compare(family: &[Vec<f64>], better: Better, alpha: f64) -> Vec<Comparison> {
     let ps: Vec<f64> = family.iter().map(|differences| sign_flip(differences).p).collect();
-    let need = least_pairs(alpha, family.len());
-    let judge = |(differences, (p, adjusted_p)): (&Vec<f64>, (&f64, f64))| {
+    let pairs: Vec<usize> = family.iter().map(Vec::len).collect();
+    let judge = |(index, (differences, (p, adjusted_p))): (usize, (&Vec<f64>, (&f64, f64)))| {
         let difference = bca(differences, 1.0 - alpha);
+        let need = pairs_needed(&pairs, index, alpha);
         let claim = match difference {
             _ if differences.len() < need => Claim::TooFew { need },
             Some(found) if adjusted_p <= alpha && !(found.low <= 0.0 && 0.0 <= found.high) => {
@@ -117,7 +118,7 @@ pub fn compare(family: &[Vec<f64>], better: Better, alpha: f64) -> Vec<Compariso
         };
         Comparison { pairs: differences.len(), difference, p: *p, adjusted_p, claim }
     };
-    family.iter().zip(ps.iter().zip(holm(&ps))).map(judge).collect()
+    family.iter().zip(ps.iter().zip(holm(&ps))).enumerate().map(judge).collect()
 }
 
 #[cfg(test)]
@@ -145,6 +146,14 @@ mod tests {
         // The same six pairs among three comparisons: 3 · 2/64 is more than 0.05.
         let family = [clear.clone(), clear.clone(), clear.clone()];
         assert_eq!(claim(&family, Better::Higher), [Claim::TooFew { need: 7 }; 3]);
+        // Beside two with ten pairs, six are enough: Holm steps down to them with their p as it is.
+        let many: Vec<f64> = clear.iter().chain(&clear[..4]).copied().collect();
+        let steps = [many.clone(), clear.clone(), many.clone()];
+        assert_eq!(claim(&steps, Better::Higher), [Claim::Better; 3]);
+        assert_eq!(
+            claim(&[many.clone(), clear[..5].to_vec()], Better::Higher),
+            [Claim::Better, Claim::TooFew { need: 6 }]
+        );
         let mixed = vec![1.0, -1.0, 0.5, -0.7, 0.2, 0.1];
         assert_eq!(claim(&[mixed], Better::Higher), [Claim::None]);
         assert_eq!(claim(&[vec![0.0; 8]], Better::Higher), [Claim::None]);

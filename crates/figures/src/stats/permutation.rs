@@ -64,9 +64,30 @@ pub fn holm(ps: &[f64]) -> Vec<f64> {
     adjusted
 }
 
+/// The smallest number of pairs with which comparison `index` of a family with these `pairs` can come out significant at
+/// level `alpha` after Holm's correction, when every test of the family comes out as clearly as its pairs allow: beside
+/// others with more pairs, which are stepped over first, it takes fewer. A level that is not above 0 is never reached:
+/// `usize::MAX`.
+pub fn pairs_needed(pairs: &[usize], index: usize, alpha: f64) -> usize {
+    // 2 of 2ⁿ patterns, however clear the result; one pair or none shows nothing.
+    let floor = |n: usize| if n == 0 { 1.0 } else { 2f64.powi(1 - n.min(1100) as i32) };
+    let mut ps: Vec<f64> = pairs.iter().map(|n| floor(*n)).collect();
+    // Alone at the head of the family it would take this many: more are never needed.
+    let most = least_pairs(alpha, pairs.len());
+    let enough = |n: &usize| {
+        let Some(own) = ps.get_mut(index) else { return false };
+        *own = floor(*n);
+        holm(&ps)[index] <= alpha
+    };
+    match most {
+        usize::MAX => most,
+        most => (1..most).find(enough).unwrap_or(most),
+    }
+}
+
 /// The smallest number of pairs with which a sign-flip test can come out significant at level `alpha` after Holm's
-/// correction over `comparisons`: its smallest p-value, 2 of 2ⁿ patterns, must not exceed alpha / comparisons. A level
-/// that is not above 0 is never reached: `usize::MAX`.
+/// correction over `comparisons` with as many pairs each: its smallest p-value, 2 of 2ⁿ patterns, must not exceed
+/// alpha / comparisons. A level that is not above 0 is never reached: `usize::MAX`.
 pub fn least_pairs(alpha: f64, comparisons: usize) -> usize {
     let limit = alpha / comparisons.max(1) as f64;
     if limit > 0.0 {
@@ -133,6 +154,22 @@ mod tests {
         assert_eq!(holm(&[0.4, 0.6]), [0.8, 0.8]);
         assert_eq!(holm(&[f64::NAN, 0.01]), [1.0, 0.02]);
         assert_eq!(holm(&[]), Vec::<f64>::new());
+    }
+
+    #[test]
+    fn beside_comparisons_with_more_pairs_fewer_are_needed() {
+        // By hand, at 5 %: alone 2/2⁶; last of three 2/2⁶ · 1; with one of the others as poor, 2/2⁷ · 2.
+        for (pairs, index, need) in [
+            (&[3][..], 0, 6),
+            (&[10, 6, 10], 1, 6),
+            (&[10, 6, 6], 1, 7),
+            (&[6, 6, 6], 0, 7),
+            (&[0, 10], 0, 6),
+        ] {
+            assert_eq!(pairs_needed(pairs, index, 0.05), need, "{pairs:?}");
+        }
+        assert_eq!(pairs_needed(&[6, 6], 0, 0.0), usize::MAX);
+        assert_eq!(pairs_needed(&[], 0, 0.05), 6);
     }
 
     #[test]

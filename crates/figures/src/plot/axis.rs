@@ -124,6 +124,38 @@ pub fn short(value: f64) -> String {
     trimmed(&text).to_owned()
 }
 
+/// A number for people that reads back as the same number: [`short`] where that is, all of its digits where it is not.
+pub fn exact(value: f64) -> String {
+    let brief = short(value);
+    match brief.parse::<f64>() {
+        // Whole numbers stand as they are written, so that 100000 is not 1e5 beside 100001.
+        _ if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value:.0}"),
+        Ok(read) if value == read => brief,
+        _ => format!("{value:?}"),
+    }
+}
+
+/// Numbers for people, rounded as far as those that differ still look different.
+pub fn told_apart(values: &[f64]) -> Vec<String> {
+    let distinct = |texts: &[String]| {
+        let pairs = || values.iter().zip(texts);
+        pairs().all(|(v, text)| pairs().all(|(w, other)| v == w || text != other))
+    };
+    let rounded = |digits: usize| -> Vec<String> {
+        let round = |value: &f64| exact(format!("{value:.digits$e}").parse().unwrap_or(*value));
+        values.iter().map(round).collect()
+    };
+    let brief: Vec<String> = values.iter().map(|value| short(*value)).collect();
+    if distinct(&brief) {
+        return brief;
+    }
+    // Seventeen digits tell any two apart.
+    (3..17)
+        .map(rounded)
+        .find(|texts| distinct(texts))
+        .unwrap_or_else(|| values.iter().map(|v| exact(*v)).collect())
+}
+
 /// Without zeros that say nothing.
 fn trimmed(text: &str) -> &str {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
@@ -132,6 +164,23 @@ fn trimmed(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_have_as_many_digits_as_tell_them_apart() {
+        let cases: [(&[f64], &[&str]); 5] = [
+            (&[0.1, 0.9999], &["0.1", "1"]),
+            (&[0.9995, 0.9999, 0.99991, 0.99994], &["0.9995", "0.9999", "0.99991", "0.99994"]),
+            (&[1e5, 100001.0, 1e5], &["100000", "100001", "100000"]),
+            (&[1.0, 1.0 + f64::EPSILON], &["1", "1.0000000000000002"]),
+            (&[], &[]),
+        ];
+        for (values, texts) in cases {
+            assert_eq!(told_apart(values), texts);
+        }
+        for value in [0.1, 1e-8, 1e5, 1e30, 0.1 + 0.2, -0.99994, 123456.75, f64::MIN_POSITIVE] {
+            assert_eq!(exact(value).parse(), Ok(value));
+        }
+    }
 
     fn axis(low: f64, high: f64, scale: Scale) -> Axis {
         Axis { scale, low, high, start: 0.0, end: 100.0, whole: false }

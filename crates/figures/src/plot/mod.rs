@@ -11,7 +11,7 @@ pub mod png;
 mod sheet;
 
 pub use axis::Scale;
-pub use axis::short;
+pub use axis::{exact, short, told_apart};
 pub use chart::{Chart, Hover, Marks, Series};
 pub use dots::Dots;
 pub use heat::{Cell, Heat};

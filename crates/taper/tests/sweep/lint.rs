@@ -69,6 +69,7 @@ fn cell(settings: serde_json::Value, mean: f64) -> Cell {
         name: "x".into(),
         optimizer: "sgd".into(),
         settings,
+        resolved: BTreeMap::new(),
         select: "val".into(),
         metric: Some("test.accuracy".into()),
         runs: Vec::new(),

@@ -1,10 +1,11 @@
 //! The results of a sweep by configuration, and their table.
+use super::settings::{settings, unequal};
 use super::{Run, State};
 use crate::recipe::Select;
 use crate::run::{Status, Summary};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use taper_figures::stats::{Better, Interval, student};
 use taper_figures::table::{Table, mean_text, unit};
 
@@ -19,6 +20,9 @@ pub struct Cell {
     pub optimizer: String,
     /// What the sweep set besides the seed, by dotted key, in its order.
     pub settings: Map<String, Value>,
+    /// All settings that decide a result, by dotted key: what [`table`] says of rows that differ in more than was varied.
+    #[serde(skip)]
+    pub resolved: BTreeMap<String, String>,
     /// What chose the epoch of `selected`: `val`, `test` or `last`.
     pub select: String,
     /// What is measured, with its split: `test.accuracy`. `None` before the first result.
@@ -95,7 +99,7 @@ fn cell(configuration: String, runs: &[&Run]) -> Option<Cell> {
         let finished = trials.iter().filter(|trial| trial.status == "finished");
         student(&finished.filter_map(value).collect::<Vec<f64>>(), 0.95)
     };
-    let settings = recipe.varied().iter().filter(|(key, _)| key != "seed").cloned().collect();
+    let varied = recipe.varied().iter().filter(|(key, _)| key != "seed").cloned().collect();
     let select = match recipe.train.select {
         Select::Val => "val",
         Select::Test => "test",
@@ -105,7 +109,8 @@ fn cell(configuration: String, runs: &[&Run]) -> Option<Cell> {
         configuration,
         name: recipe.name.clone(),
         optimizer: recipe.optimizer.name.clone(),
-        settings,
+        settings: varied,
+        resolved: settings(recipe),
         select: select.to_owned(),
         finished: count("finished"),
         diverged: count("diverged"),
@@ -180,7 +185,11 @@ pub fn table(cells: &[Cell]) -> String {
         let settings = keys.iter().map(|key| match key.as_str() {
             "name" => cell.name.clone(),
             "optimizer.name" => cell.optimizer.clone(),
-            key => cell.settings.get(key).map(text).unwrap_or_default(),
+            // What the sweep set for other rows only is what the recipe says here.
+            key => match cell.settings.get(key) {
+                Some(value) => text(value),
+                None => cell.resolved.get(key).cloned().unwrap_or_default(),
+            },
         });
         let count = format!("{}/{}", cell.finished, cell.runs.len());
         let selected = chosen.is_some().then(|| value(cell.selected));
@@ -191,6 +200,9 @@ pub fn table(cells: &[Cell]) -> String {
     if cells.iter().any(|cell| cell.runs.len() > 1) {
         out +=
             "Means over the seeds that finished, ± half the width of Student's 95 % confidence interval.\n";
+    }
+    for unequal in unequal(cells.iter().map(|cell| (cell.optimizer.as_str(), &cell.resolved))) {
+        out += &format!("Not equal between optimizers: {unequal}.\n");
     }
     if cells.iter().any(|cell| cell.select == "test") {
         out += "The best epoch was chosen on the test set, as in the paper: an optimistic figure.\n";

@@ -1,5 +1,6 @@
 //! What makes a comparison less fair than it looks. Findings, not errors: each says what to do.
 use super::Cell;
+use super::settings::{Unequal, settings, unequal};
 use crate::Recipe;
 use crate::recipe::Select;
 use serde::Serialize;
@@ -18,6 +19,8 @@ pub enum Finding {
         /// Configurations by optimizer.
         configurations: BTreeMap<String, usize>,
     },
+    /// Optimizers were not given the same: longer training, other data, another schedule.
+    UnequalSettings(Unequal),
     /// The best of a grid lies at its end: a better one may lie beyond.
     EdgeOfGrid {
         /// The optimizer.
@@ -65,6 +68,12 @@ impl fmt::Display for Finding {
                     "unequal tuning budgets: configurations by optimizer are {}; the one with more tries finds more. Give \
                      each as many, or compare the expected best of as many tries",
                     counts.join(", ")
+                )
+            }
+            Self::UnequalSettings(unequal) => {
+                write!(
+                    f,
+                    "{unequal}: what differs then is not the optimizer's alone. Give all the same, or say it beside the result"
                 )
             }
             Self::EdgeOfGrid { optimizer, key, value, largest } => {
@@ -116,6 +125,9 @@ pub fn recipes(recipes: &[Recipe]) -> Vec<Finding> {
     if counts.values().collect::<BTreeSet<_>>().len() > 1 {
         findings.push(Finding::UnequalBudgets { configurations: counts.clone() });
     }
+    let given: Vec<_> = runs.iter().map(|run| (run.optimizer.name.as_str(), settings(run))).collect();
+    let given = unequal(given.iter().map(|(optimizer, settings)| (*optimizer, settings)));
+    findings.extend(given.into_iter().map(Finding::UnequalSettings));
     let reused = optimizers.iter().filter(|(_, configurations)| same_seeds(configurations));
     if let Some((name, configurations)) = reused.max_by_key(|(_, configurations)| configurations.len()) {
         let (optimizer, configurations) = ((*name).to_owned(), configurations.len());

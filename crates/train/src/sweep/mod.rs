@@ -14,6 +14,7 @@
 mod cell;
 pub mod lint;
 mod processes;
+pub mod settings;
 pub mod slurm;
 mod view;
 

@@ -35,11 +35,17 @@ pub struct Args {
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
     #[arg(long, hide = true)]
     worker: bool,
+    /// The recipes are complete, as a sweep wrote them: the environment has no say
+    #[arg(long, hide = true)]
+    resolved: bool,
 }
 
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
     // All recipes are read before the first is trained: a mistake in the last shows at once.
-    let load = |path: &PathBuf| Recipe::load(path, &args.set, registries);
+    let load = |path: &PathBuf| match args.resolved {
+        true => resolved(path, &args.set, registries),
+        false => Ok(Recipe::load(path, &args.set, registries)?),
+    };
     let recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let options = Options {
         runs: args.runs.clone(),
@@ -68,6 +74,13 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         eprintln!("\n{}trace: {}", profile.table_beside(bench::peak)?, trace.display());
     }
     Ok(())
+}
+
+/// A recipe that a sweep resolved: what the environment said then is in it, and what it says now is not asked.
+fn resolved(path: &Path, set: &[String], registries: &Registries) -> Result<Recipe, Failure> {
+    let label = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("error: {label}: {e}")))?;
+    Ok(Recipe::parse(&label, &text, set, registries)?)
 }
 
 /// Steps as lines of JSON on standard output, as often as a person could follow.

@@ -105,6 +105,57 @@ sweep:
 }
 
 #[test]
+fn workers_train_what_was_resolved_whatever_the_environment_says() {
+    // A program in the place of `taper`: the real one with another environment than the sweep had.
+    let place = Place::new(SWEEP);
+    let folder = place.path("runs").join("one");
+    std::fs::create_dir_all(&folder).unwrap();
+    let recipe = taper_train::Recipe::load(&place.recipe, &[], &taper_train::Registries::default()).unwrap();
+    let run = &recipe.runs()[0];
+    std::fs::write(folder.join("recipe.yaml"), run.to_yaml()).unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_taper"))
+        .arg("train")
+        .arg(folder.join("recipe.yaml"))
+        .args(["--resolved", "-q", "--runs"])
+        .arg(place.path("runs"))
+        .env("TAPER__TRAIN__EPOCHS", "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        place.path("runs").join(run.directory()).join("summary.json").is_file(),
+        "{:?}",
+        place.runs("runs")
+    );
+}
+
+#[test]
+fn unequal_settings_of_optimizers_stand_below_the_table() {
+    let place = Place::new(
+        "
+data: {name: synthetic-images, train: 64, test: 32, classes: 4, batch_size: 16}
+model: {name: mlp, hidden: [8]}
+train: {epochs: 1}
+sweep:
+  list:
+    - {optimizer: {name: sgd, lr: 0.25}}
+    - {optimizer: {name: adam, lr: 0.001}, train.epochs: 2}
+",
+    );
+    let output = place.sweep("runs", &["--jobs", "2"]);
+    let (printed, message) = (String::from_utf8(output.stdout.clone()).unwrap(), said(&output));
+    let note = "Not equal between optimizers: train.epochs is 2 for adam, 1 for sgd.";
+    assert!(printed.contains(note), "{printed}");
+    // A cell that the sweep did not set has the value that it had.
+    let row = printed.lines().find(|line| line.starts_with("| sgd ")).unwrap();
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    let head: Vec<&str> = printed.lines().next().unwrap().split('|').map(str::trim).collect();
+    let epochs = head.iter().position(|title| *title == "train.epochs").unwrap();
+    assert_eq!(cells[epochs], "1", "{printed}");
+    assert!(message.contains("note: train.epochs is 2 for adam, 1 for sgd"), "{message}");
+}
+
+#[test]
 fn a_recipe_without_a_sweep_is_a_sweep_of_one() {
     let place = Place::new(&SWEEP[..SWEEP.find("sweep:").unwrap()]);
     let table = place.table("runs", &[]);
@@ -130,6 +181,7 @@ fn a_slurm_script_does_one_run_a_task() {
     let dry = place.sweep("a b", &[&slurm[..], &["--dry-run"]].concat());
     let script = String::from_utf8(dry.stdout).unwrap();
     assert!(place.runs("a b").is_empty());
+    assert!(script.contains("/recipe.yaml --resolved "), "{script}");
     for line in
         ["#!/bin/bash", "#SBATCH --job-name=tiny", "#SBATCH --array=1-4%4", "#SBATCH --cpus-per-task=2"]
     {

@@ -1,6 +1,7 @@
 //! Runs in child processes of the `taper` binary, several at a time.
 //!
-//! A worker is `taper train RUN/recipe.yaml --worker`: it writes a [`Tick`] as a line of JSON on standard output now and
+//! A worker is `taper train RUN/recipe.yaml --worker --resolved`: it trains what the file says, whatever `TAPER__` variables
+//! are set, writes a [`Tick`] as a line of JSON on standard output now and
 //! then, what it has to say on standard error, and stops with a checkpoint when its standard input ends. The input ends
 //! when the sweep asks it to stop, and also when the sweep itself is killed: no worker outlives it for long.
 use super::view::View;
@@ -121,7 +122,7 @@ fn start(
     write_recipe(&run.recipe, registries, &run.folder).map_err(|e| e.to_string())?;
     let mut command = Command::new(&processes.program);
     command.arg("train").arg(run.folder.join("recipe.yaml")).arg("--runs").arg(&sweep.options.runs);
-    command.arg("--worker").args(["--threads", &threads.to_string()]).args(&processes.args);
+    command.args(["--worker", "--resolved"]).args(["--threads", &threads.to_string()]).args(&processes.args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| format!("{}: {e}", processes.program.display()))?;
 

@@ -47,7 +47,7 @@ run=$(sed -n \"${{SLURM_ARRAY_TASK_ID}}p\" <<'RUNS'
 {list}
 RUNS
 )
-exec {program} train {quoted}/\"$run\"/recipe.yaml --runs {quoted} --threads \"$SLURM_CPUS_PER_TASK\"{args}
+exec {program} train {quoted}/\"$run\"/recipe.yaml --resolved --runs {quoted} --threads \"$SLURM_CPUS_PER_TASK\"{args}
 ",
         name = job.name,
         tasks = names.len(),

@@ -2,10 +2,11 @@
 use super::load::Run;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use taper_figures::plot::short;
+use taper_figures::plot::told_apart;
 use taper_figures::stats::{self, Better, Interval};
 use taper_train::recipe::Recipe;
 use taper_train::run::{Split, Status};
+use taper_train::sweep::settings::{Unequal, settings, unequal};
 
 /// Runs of one recipe but for the seed.
 #[derive(Clone, Debug)]
@@ -106,7 +107,9 @@ impl Group {
             n if n == all => Some(what.to_owned()),
             n => Some(format!("{n} of {all} {what}")),
         };
-        let parts = [part(Status::Diverged, "diverged"), part(Status::Interrupted, "interrupted")];
+        let without = self.finished().count() - self.values(Choice::Last).len();
+        let without = (without > 0).then(|| format!("{without} of {all} without a value"));
+        let parts = [part(Status::Diverged, "diverged"), part(Status::Interrupted, "interrupted"), without];
         parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 
@@ -141,28 +144,27 @@ impl Task {
         if self.is_problem() { "iteration" } else { "epoch" }
     }
 
+    /// Where its optimizers were not given the same.
+    pub fn unequal(&self) -> Vec<Unequal> {
+        let of = |group: &Group| Some((group.optimizer.clone(), settings(group.recipe()?)));
+        let all: Vec<(String, BTreeMap<String, String>)> = self.groups.iter().filter_map(of).collect();
+        unequal(all.iter().map(|(optimizer, settings)| (optimizer.as_str(), settings)))
+    }
+
     /// Whether it is a function's.
     pub fn is_problem(&self) -> bool {
         self.groups.iter().flat_map(|g| &g.runs).any(Run::is_problem)
     }
 }
 
-/// Sorts runs into tasks and groups.
+/// Sorts runs, each seed of a configuration once, into tasks and groups.
 pub fn tasks(runs: &[Run]) -> Vec<Task> {
     let mut sorted: BTreeMap<(String, String, String), BTreeMap<String, Vec<Run>>> = BTreeMap::new();
     for run in runs {
         let (data, model) = names(&run.recipe);
         let groups = sorted.entry((data, model, run.metric.clone())).or_default();
         let key = settings(&run.recipe).into_iter().map(|(k, v)| format!("{k}={v}\n")).collect::<String>();
-        let group: &mut Vec<Run> = groups.entry(key).or_default();
-        // A seed counts once, however many folders have it; one that finished before one that did not.
-        match group.iter_mut().find(|other| other.recipe.seed == run.recipe.seed) {
-            Some(other) if other.status != Status::Finished && run.status == Status::Finished => {
-                *other = run.clone()
-            }
-            Some(_) => {}
-            None => group.push(run.clone()),
-        }
+        groups.entry(key).or_default().push(run.clone());
     }
     let mut tasks: Vec<Task> = sorted
         .into_iter()
@@ -200,27 +202,12 @@ fn names(recipe: &Recipe) -> (String, String) {
     }
 }
 
-/// Settings that change nothing about a result, or only the draw.
-const NEUTRAL: [&str; 8] = [
-    "name",
-    "seed",
-    "device",
-    "train.checkpoint.",
-    "train.log_every",
-    "train.eval_every",
-    "train.probe",
-    "train.on_divergence",
-];
-
-/// All settings that can change a result, but for the seed. Numbers are short.
-pub(crate) fn settings(recipe: &Recipe) -> BTreeMap<String, String> {
-    let neutral = |path: &str| NEUTRAL.iter().any(|k| path == *k || k.ends_with('.') && path.starts_with(k));
-    let text = |value: String| match value.parse::<f64>() {
-        Ok(number) if number.is_finite() => short(number),
-        _ => value,
-    };
-    let all = recipe.settings().into_iter().map(|(path, value, _)| (path, text(value)));
-    all.filter(|(path, value)| !neutral(path) && value != "null").collect()
+/// The numbers that some configurations have for a key, by their exact text: rounded for people, but told apart.
+fn texts(peers: &[&BTreeMap<String, String>], key: &str) -> BTreeMap<String, String> {
+    let exact: Vec<&String> = peers.iter().filter_map(|peer| peer.get(key)).collect();
+    let numbers: Option<Vec<f64>> = exact.iter().map(|text| text.parse().ok()).collect();
+    let numbers = numbers.unwrap_or_default();
+    exact.into_iter().cloned().zip(told_apart(&numbers)).collect()
 }
 
 /// Groups with labels, in order: by optimizer, then by what else differs.
@@ -243,7 +230,9 @@ fn labelled(groups: BTreeMap<String, Vec<Run>>) -> Vec<Group> {
         let mut parts: Vec<(u8, String)> = Vec::new();
         for key in keys.into_iter().filter(|key| differs(key)) {
             let short = key.strip_prefix("optimizer.").unwrap_or(key);
-            let text = match own.get(key).map_or("none", String::as_str) {
+            let texts = texts(&peers, key);
+            let own = own.get(key).map(|exact| texts.get(exact).unwrap_or(exact));
+            let text = match own.map_or("none", String::as_str) {
                 // What is off needs no word.
                 "false" => continue,
                 "true" => short.to_owned(),

@@ -26,9 +26,9 @@ mod sensitivity;
 mod statistics;
 
 pub use document::{Block, Document, Figure, Form, Panel, Section, View};
-pub(crate) use group::settings;
 pub use group::{Choice, Group, Task, tasks};
-pub use load::{ReportError, Run, Runs, load, read};
+pub(crate) use load::once;
+pub use load::{Extent, ReportError, Run, Runs, load, read};
 
 use taper_figures::stats::Interval;
 use taper_figures::table::{Table, amount, mean_text};
@@ -63,7 +63,7 @@ pub fn sections(tasks: &[Task], runs: &Runs) -> Vec<Section> {
     ];
     if !runs.problems.is_empty() {
         let lines = runs.problems.iter().cloned().map(Block::Text).collect();
-        sections.push(Section::new("What could not be read", lines));
+        sections.push(Section::new("What was left out or could not be read", lines));
     }
     sections.retain(|section| !section.blocks.is_empty());
     sections
@@ -167,8 +167,25 @@ fn notes(table: &mut Table, tasks: &[Task]) {
     if !tasks.iter().any(Task::is_problem) && groups().any(|g| g.estimate(Choice::Validated).is_none()) {
         table.note("– under chosen on validation: no validation set was put aside, or no run finished.");
     }
-    for subset in groups().flat_map(|g| &g.runs).filter_map(|run| run.subset.as_ref()) {
-        table.note(format!("Not the whole data set: {subset}."));
+    for unequal in tasks.iter().flat_map(Task::unequal) {
+        table.note(format!("Not equal between optimizers: {unequal}."));
+    }
+    extents(table, groups().flat_map(|g| &g.runs));
+}
+
+/// What to know of the data of some runs: what was left out, and of which runs nobody knows.
+pub(crate) fn extents<'a>(table: &mut Table, runs: impl Iterator<Item = &'a Run>) {
+    let mut unknown: Vec<String> = Vec::new();
+    for run in runs {
+        match &run.extent {
+            Extent::Whole => {}
+            Extent::Part(part) => table.note(format!("Not the whole data set: {part}.")),
+            Extent::Unknown(why) => unknown.push(format!("{}: {why}", run.folder)),
+        }
+    }
+    if let [first, others @ ..] = &unknown[..] {
+        let more = if others.is_empty() { String::new() } else { format!(", and {} more", others.len()) };
+        table.note(format!("Whether these are the whole data sets is not known: {first}{more}."));
     }
 }
 

@@ -1,10 +1,11 @@
 //! Runs as their folders have them: finished, diverged, interrupted or damaged, all are read as far as they go.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use taper_train::Recipe;
 use taper_train::recipe::Unchecked;
 use taper_train::run::{Record, Split, Status, Summary};
+use taper_train::sweep::settings::settings;
 
 /// Why there is no report.
 #[non_exhaustive]
@@ -43,8 +44,19 @@ pub struct Run {
     pub metric: String,
     /// Its measurements, in order.
     pub records: Vec<Record>,
-    /// What its data lacks to be the whole set.
-    pub subset: Option<String>,
+    /// How much of its data set it was given.
+    pub extent: Extent,
+}
+
+/// How much of a data set a run was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Whole,
+    /// Not all; this is what to declare beside the result.
+    Part(String),
+    /// Not known, and why.
+    Unknown(String),
 }
 
 impl Run {
@@ -91,6 +103,7 @@ pub struct Runs {
 /// Reads run folders and folders of runs.
 pub fn load(folders: &[PathBuf]) -> Result<Runs, ReportError> {
     let mut found = BTreeSet::new();
+    let mut out = Runs::default();
     for folder in folders {
         if folder.join("recipe.yaml").is_file() {
             found.insert(folder.clone());
@@ -101,25 +114,84 @@ pub fn load(folders: &[PathBuf]) -> Result<Runs, ReportError> {
             let path = entry.map_err(io)?.path();
             if path.join("recipe.yaml").is_file() {
                 found.insert(path);
+            } else if path.join("metrics.jsonl").is_file() {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                out.problems.push(format!("{name}: no recipe.yaml: left out"));
             }
         }
     }
-    let mut out = Runs::default();
+    // A folder that was named twice, by whatever path, is one run.
+    let real = |folder: &PathBuf| folder.canonicalize().unwrap_or_else(|_| folder.clone());
+    let found: BTreeSet<PathBuf> = found.iter().map(real).collect();
     for folder in &found {
         match read(folder, &mut out.problems) {
             Ok(run) => out.runs.push(run),
             Err(problem) => out.problems.push(problem),
         }
     }
-    // By name, not by path: the order must not depend on where the runs lie, nor on how often they were named.
-    out.runs.sort_by(|a, b| a.folder.cmp(&b.folder));
-    out.runs.dedup_by(|a, b| a.recipe.id() == b.recipe.id() && a.folder == b.folder);
+    out.runs = once(out.runs, &mut out.problems);
     out.problems.sort();
+    out.problems.dedup();
     match out.runs.is_empty() {
         true if out.problems.is_empty() => {
             Err(ReportError::Empty(folders.iter().map(|f| f.display().to_string()).collect()))
         }
         _ => Ok(out),
+    }
+}
+
+/// Every seed of a configuration once, however many folders have it: one that finished before one that did not, then by
+/// name, not by path, since the order must not depend on where the runs lie. What does not count is named.
+pub(crate) fn once(mut runs: Vec<Run>, problems: &mut Vec<String>) -> Vec<Run> {
+    runs.sort_by(|a, b| a.folder.cmp(&b.folder));
+    let mut place: BTreeMap<(BTreeMap<String, String>, u64), usize> = BTreeMap::new();
+    let mut kept: Vec<Run> = Vec::new();
+    for mut run in runs {
+        let key = (settings(&run.recipe), run.recipe.seed);
+        let Some(place) = place.get(&key) else {
+            place.insert(key, kept.len());
+            kept.push(run);
+            continue;
+        };
+        let first = &mut kept[*place];
+        if first.status != Status::Finished && run.status == Status::Finished {
+            std::mem::swap(first, &mut run);
+        }
+        let (name, other) = (&run.folder, &first.folder);
+        problems.push(match run.status {
+            Status::Finished if run.records == first.records => {
+                format!("{name}: a copy of {other}, which counts: left out")
+            }
+            Status::Finished => {
+                format!("{name}: other numbers than {other}, which has its settings and its seed: left out")
+            }
+            Status::Diverged => {
+                format!("{name}: diverged, and {other} has its settings and its seed: left out")
+            }
+            Status::Interrupted => {
+                format!("{name}: interrupted, and {other} has its settings and its seed: left out")
+            }
+        });
+    }
+    kept.sort_by(|a, b| a.folder.cmp(&b.folder));
+    kept
+}
+
+/// How much of its data a run was given, by its manifest.
+fn extent(folder: &Path, recipe: &Recipe) -> Extent {
+    if recipe.problem.is_some() {
+        return Extent::Whole;
+    }
+    let unknown = |e: &dyn std::fmt::Display| Extent::Unknown(format!("manifest.json: {e}"));
+    let manifest = match fs::read(folder.join("manifest.json")) {
+        Ok(bytes) => serde_json::from_slice::<serde_json::Value>(&bytes),
+        Err(e) => return unknown(&e),
+    };
+    match manifest.map(|manifest| manifest.pointer("/data/subset").cloned()) {
+        Ok(Some(serde_json::Value::Null)) => Extent::Whole,
+        Ok(Some(serde_json::Value::String(part))) => Extent::Part(part),
+        Ok(_) => unknown(&"no data.subset in it"),
+        Err(e) => unknown(&e),
     }
 }
 
@@ -161,12 +233,10 @@ pub fn read(folder: &Path, problems: &mut Vec<String>) -> Result<Run, String> {
     if let Some(summary) = summary.as_ref().filter(|s| s.id != recipe.id()) {
         note(format!("recipe.yaml is of the run {}, summary.json of {}", recipe.id(), summary.id));
     }
-    let subset = fs::read(folder.join("manifest.json")).ok();
-    let subset = subset.and_then(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).ok());
-    let subset = subset.and_then(|manifest| manifest["data"]["subset"].as_str().map(str::to_owned));
+    let extent = extent(folder, &recipe);
     let metric = summary.as_ref().map(|s| s.metric.clone()).unwrap_or_else(|| metric(&recipe, &records));
     let (status, reason) = summary.map_or((Status::Interrupted, None), |s| (s.status, s.reason));
-    Ok(Run { folder: name, recipe, recipe_text: text, status, reason, metric, records, subset })
+    Ok(Run { folder: name, recipe, recipe_text: text, status, reason, metric, records, extent })
 }
 
 /// The metric of a run that left no summary: the recipe's, or the task's own.

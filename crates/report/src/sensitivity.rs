@@ -1,13 +1,14 @@
 //! How a result depends on the settings that a sweep varied: a line over one, a heat map over two.
 use super::curves;
 use super::document::{Figure, Panel, View};
-use super::group::{Choice, Group, Task, settings};
+use super::group::{Choice, Group, Task};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use taper_figures::plot::{Cell, Chart, Heat, Marks, Picture, STYLES, Scale, Series, short};
+use taper_figures::plot::{Cell, Chart, Heat, Marks, Picture, STYLES, Scale, Series, short, told_apart};
 use taper_figures::stats::Better;
 use taper_figures::table::{Table, mean_text};
 use taper_train::recipe::Recipe;
+use taper_train::sweep::settings::settings;
 
 /// The figures of all sweeps over one or two numbers of an optimizer.
 pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
@@ -33,6 +34,15 @@ struct Sweep<'a> {
     optimizer: &'a str,
     keys: Vec<String>,
     groups: Vec<Point<'a>>,
+}
+
+impl Sweep<'_> {
+    /// The value of a key in every group, for people.
+    fn texts(&self, key: &str) -> Vec<String> {
+        let values: Vec<f64> =
+            self.groups.iter().map(|(_, n)| n.get(key).copied().unwrap_or(f64::NAN)).collect();
+        told_apart(&values)
+    }
 }
 
 /// Fewer values than this are a comparison, not a sweep.
@@ -100,9 +110,9 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
     let [best, last] = free_styles(sweep);
     let lines = [(best, Choice::BestOnTest, "best on test"), (last, Choice::Last, "last epoch")];
     let series: Vec<Series> = lines.into_iter().map(line).collect();
-    for (group, numbers) in &sweep.groups {
+    let places = sweep.texts(key);
+    for ((group, _), at) in sweep.groups.iter().zip(places) {
         let value = |choice| group.estimate(choice).map_or("–".into(), |e| mean_text(&task.metric, &e));
-        let at = numbers.get(key).map_or("–".into(), |v| short(*v));
         data.row([at, value(Choice::BestOnTest), value(Choice::Last), group.losses()]);
     }
     let values: Vec<f64> = sweep.groups.iter().filter_map(|(_, numbers)| numbers.get(key).copied()).collect();
@@ -129,13 +139,11 @@ fn free_styles(sweep: &Sweep) -> [usize; 2] {
 
 /// The curves of a sweep over one number, as the paper's figure on c has them.
 fn by_epoch(task: &Task, sweep: &Sweep, key: &str) -> Panel {
-    let mut sorted: Vec<_> = sweep.groups.iter().collect();
-    let value = |numbers: &BTreeMap<String, f64>| numbers.get(key).copied().unwrap_or(f64::NAN);
-    sorted.sort_by(|a, b| value(&b.1).total_cmp(&value(&a.1)));
-    let named = |(group, numbers): &&Point| Group {
-        label: format!("{key} = {}", short(value(numbers))),
-        ..(*group).clone()
-    };
+    let mut sorted: Vec<_> = sweep.groups.iter().zip(sweep.texts(key)).collect();
+    let value = |point: &Point| point.1.get(key).copied().unwrap_or(f64::NAN);
+    sorted.sort_by(|a, b| value(b.0).total_cmp(&value(a.0)));
+    let named =
+        |(point, text): &(&Point, String)| Group { label: format!("{key} = {text}"), ..point.0.clone() };
     let groups: Vec<Group> = sorted.iter().map(named).collect();
     let task = Task { groups, ..task.clone() };
     let split =
@@ -157,6 +165,7 @@ fn over_two(task: &Task, sweep: &Sweep, x_key: &str, y_key: &str) -> Figure {
         values
     };
     let (xs, ys) = (values(x_key), values(y_key));
+    let (x_texts, y_texts) = (told_apart(&xs), told_apart(&ys));
     let mut data = Table::new([x_key, y_key, "best on test", "last", "remarks"]).text(&["remarks"]);
     let cell = |x: f64, y: f64| {
         let at = |n: &BTreeMap<String, f64>| n.get(x_key) == Some(&x) && n.get(y_key) == Some(&y);
@@ -168,12 +177,13 @@ fn over_two(task: &Task, sweep: &Sweep, x_key: &str, y_key: &str) -> Figure {
         (Cell { value, text }, Some(*group))
     };
     let mut cells = Vec::new();
-    for y in &ys {
+    for (y, y_text) in ys.iter().zip(&y_texts) {
         let row: Vec<(Cell, Option<&Group>)> = xs.iter().map(|x| cell(*x, *y)).collect();
-        for (x, (_, group)) in xs.iter().zip(&row) {
+        for (x_text, (_, group)) in x_texts.iter().zip(&row) {
             let Some(group) = group else { continue };
             let value = |choice| group.estimate(choice).map_or("–".into(), |e| mean_text(&task.metric, &e));
-            data.row([short(*x), short(*y), value(Choice::BestOnTest), value(Choice::Last), group.losses()]);
+            let (x, y) = (x_text.clone(), y_text.clone());
+            data.row([x, y, value(Choice::BestOnTest), value(Choice::Last), group.losses()]);
         }
         cells.push(row.into_iter().map(|(cell, _)| cell).collect());
     }
@@ -192,8 +202,8 @@ fn over_two(task: &Task, sweep: &Sweep, x_key: &str, y_key: &str) -> Figure {
             task.unit(),
             sweep.optimizer
         ),
-        x: (x_key.into(), xs.iter().map(|v| short(*v)).collect()),
-        y: (y_key.into(), ys.iter().map(|v| short(*v)).collect()),
+        x: (x_key.into(), x_texts),
+        y: (y_key.into(), y_texts),
         cells,
         higher_is_better: better == Better::Higher,
     };

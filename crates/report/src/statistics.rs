@@ -5,6 +5,7 @@ use taper_figures::plot::short;
 use taper_figures::stats::{self, Better, Claim, Comparison};
 use taper_figures::table::{Table, amount};
 use taper_train::run::Status;
+use taper_train::sweep::settings::{obstacles, settings};
 
 /// The level at which differences are claimed.
 const ALPHA: f64 = 0.05;
@@ -40,20 +41,40 @@ fn comparisons(task: &Task) -> Option<Table> {
     };
     let others: Vec<&Group> = task.groups.iter().filter(|group| group.label != reference.label).collect();
     let own = reference.values(choice);
-    let family: Vec<Vec<f64>> =
+    let pairs: Vec<Vec<f64>> =
         others.iter().map(|other| stats::paired(&own, &other.values(choice))).collect();
-    if family.iter().all(|differences| differences.len() < 2) {
+    if pairs.iter().all(|differences| differences.len() < 2) {
         return None;
     }
+    // Two optimizers that were not given the same are not compared; settings of one and the same are, for its label says
+    // in what they differ.
+    let given = |group: &Group| group.recipe().map(settings).unwrap_or_default();
+    let refused: Vec<Vec<String>> = others
+        .iter()
+        .map(|other| match other.optimizer == reference.optimizer {
+            true => Vec::new(),
+            false => obstacles(&given(reference), &given(other)),
+        })
+        .collect();
+    let allowed = pairs.iter().zip(&refused).filter(|(_, refused)| refused.is_empty());
+    let family: Vec<Vec<f64>> = allowed.map(|(pairs, _)| pairs.clone()).collect();
+    let mut found = stats::compare(&family, better, ALPHA).into_iter();
     let head = ["difference", "pairs", "mean", "95 % interval", "p", "p after Holm", "shows"];
     let caption = format!("{}: differences in {} on shared seeds", task.title(), task.unit());
     let mut table = Table::new(head).text(&["shows"]).caption(caption);
-    for (other, found) in others.iter().zip(stats::compare(&family, better, ALPHA)) {
-        let Comparison { pairs, difference, p, adjusted_p, claim } = found;
+    for ((other, refused), pairs) in others.iter().zip(&refused).zip(&pairs) {
+        let title = format!("{} − {}", reference.label, other.label);
+        let comparison = if refused.is_empty() { found.next() } else { None };
+        let Some(Comparison { pairs, difference, p, adjusted_p, claim }) = comparison else {
+            let [mean, interval, p, adjusted] = ["–"; 4].map(str::to_owned);
+            let why = format!("not comparable: {}", refused.join(", "));
+            table.row([title, pairs.len().to_string(), mean, interval, p, adjusted, why]);
+            continue;
+        };
         let text = |value: f64| signed(&task.metric, value);
         let interval = difference.filter(|d| d.half_width().is_some());
         table.row([
-            format!("{} − {}", reference.label, other.label),
+            title,
             pairs.to_string(),
             difference.map_or("–".into(), |d| text(d.mean)),
             interval.map_or("–".into(), |d| format!("{} to {}", text(d.low), text(d.high))),
@@ -70,9 +91,18 @@ fn comparisons(task: &Task) -> Option<Table> {
     table.note(format!(
         "The test value {which}; a seed means the same initial weights, batches and augmentation. Interval: BCa bootstrap of \
          the mean difference. p: sign-flip permutation test, two-sided; after Holm: corrected for {} comparison{}.",
-        others.len(),
-        if others.len() == 1 { "" } else { "s" }
+        family.len(),
+        if family.len() == 1 { "" } else { "s" }
     ));
+    for unequal in task.unequal() {
+        table.note(format!("Not equal between optimizers: {unequal}."));
+    }
+    if refused.iter().any(|refused| !refused.is_empty()) {
+        table.note(
+            "Not comparable: another task or another budget (network, data, length of training), whose effect is not the \
+             optimizer's. Schedules, clipping and averages belong to a method and may differ.",
+        );
+    }
     table.note(
         "A difference is claimed when the interval leaves out 0 and p after Holm is at most 0.05. None shown is not none \
          there.",

@@ -213,6 +213,137 @@ fn a_search_is_worth_what_fewer_tries_would_have_found() {
     assert_eq!(row(markdown.split("searches, by").nth(1).unwrap(), "decgd")[0], "5");
 }
 
+/// The rows of the table of results: the optimizer's label and the column of runs.
+fn results(markdown: &str) -> Vec<(String, String)> {
+    let table = markdown.split("## Results\n\n").nth(1).unwrap_or_else(|| panic!("{markdown}"));
+    let rows = table.lines().skip_while(|line| !line.starts_with("| ---")).skip(1);
+    let cells = rows.take_while(|line| line.starts_with('|')).map(|line| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        (cells[2].to_owned(), cells[3].to_owned())
+    });
+    cells.collect()
+}
+
+#[test]
+fn settings_that_round_to_the_same_text_are_rows_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let momenta = ["0.9995", "0.9999", "0.99991", "0.99994"];
+    for momentum in momenta {
+        let optimizer = format!("{{name: sgdm, lr: 0.1, momentum: {momentum}}}");
+        leave(folder.path(), &recipe("m", 1, &optimizer, ""), "finished", &[0.5, 0.6]);
+    }
+    let rates = ["100000", "100001", "100002"];
+    for lr in rates {
+        let optimizer = format!("{{name: adam, lr: {lr}}}");
+        leave(folder.path(), &recipe("l", 1, &optimizer, ""), "finished", &[0.5, 0.6]);
+    }
+    let found = results(&render(&[folder.path().to_path_buf()], Form::Markdown));
+    let mut expected: Vec<String> = rates.iter().map(|lr| format!("adam lr={lr}")).collect();
+    expected.extend(momenta.iter().map(|momentum| format!("sgdm momentum={momentum}")));
+    let mut labels: Vec<String> = found.iter().map(|(label, _)| label.clone()).collect();
+    labels.sort();
+    assert_eq!(labels, expected);
+    assert!(found.iter().all(|(_, runs)| runs == "1/1"), "{found:?}");
+}
+
+#[test]
+fn a_run_that_does_not_count_is_named_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let sgdm = "{name: sgdm, lr: 0.1}";
+    leave(folder.path(), &recipe("a", 1, sgdm, ""), "killed", &[0.5]);
+    leave(folder.path(), &recipe("b", 1, sgdm, ""), "finished", &[0.5, 0.6]);
+    leave(folder.path(), &recipe("c", 1, sgdm, ""), "finished", &[0.5, 0.7]);
+    let nameless = folder.path().join("nameless");
+    fs::create_dir(&nameless).unwrap();
+    fs::write(nameless.join("metrics.jsonl"), "").unwrap();
+    let runs = taper_report::load(&[folder.path().to_path_buf()]).unwrap();
+    let problems = runs.problems.join("\n");
+    let kept: Vec<&str> = runs.runs.iter().map(|run| run.recipe.name.as_str()).collect();
+    assert_eq!(kept, ["b"], "the first that finished: {problems}");
+    let id = recipe("b", 1, sgdm, "").id().to_owned();
+    for part in [
+        format!("a-{id}: interrupted, and b-{id} has its settings and its seed: left out"),
+        format!("c-{id}: other numbers than b-{id}, which has its settings and its seed: left out"),
+        "nameless: no recipe.yaml: left out".to_owned(),
+    ] {
+        assert!(problems.contains(&part), "{part} in\n{problems}");
+    }
+    assert_eq!(runs.problems.len(), 3, "{problems}");
+}
+
+#[test]
+fn a_finished_run_without_a_value_is_counted_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let sgdm = |seed| recipe("a", seed, "{name: sgdm, lr: 0.1}", "");
+    leave(folder.path(), &sgdm(1), "finished", &[0.5, 0.6]);
+    leave(folder.path(), &sgdm(2), "finished", &[]);
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert!(markdown.contains("1 of 2 without a value"), "{markdown}");
+}
+
+/// Six seeds of two optimizers, DecGD with one line more than Adam.
+fn two_with(place: &Path, extra: &str) -> String {
+    for seed in 1..=6 {
+        let end = 0.9 + 0.001 * seed as f64;
+        leave(place, &recipe("a", seed, "{name: adam, lr: 0.001}", ""), "finished", &[0.80, end]);
+        let decgd = recipe("a", seed, "{name: decgd, lr: 0.01, c: 1.0}", extra);
+        leave(place, &decgd, "finished", &[0.85, end + 0.05]);
+    }
+    render(&[place.to_path_buf()], Form::Markdown)
+}
+
+#[test]
+fn unequal_budgets_are_shown_and_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut epochs = String::new();
+    for seed in 1..=6 {
+        let end = 0.9 + 0.001 * seed as f64;
+        leave(folder.path(), &recipe("a", seed, "{name: adam, lr: 0.001}", ""), "finished", &[0.80, end]);
+        let five = recipe("a", seed, "{name: decgd, lr: 0.01, c: 1.0}", "").to_yaml();
+        let five = five.replace("epochs: 3", "epochs: 5");
+        let five = Recipe::parse("fixture.yaml", &five, &[], &Unchecked).unwrap();
+        leave(folder.path(), &five, "finished", &[0.85, end + 0.05]);
+        epochs = render(&[folder.path().to_path_buf()], Form::Markdown);
+    }
+    let note = "- Not equal between optimizers: train.epochs is 3 for adam, 5 for decgd.";
+    assert_eq!(epochs.matches(note).count(), 2, "below the results and below the differences: {epochs}");
+    let cells = row(&epochs, "decgd − adam");
+    assert_eq!(cells, ["6", "–", "–", "–", "–", "not comparable: train.epochs is 5 against 3"], "{epochs}");
+    // Equal settings need no word.
+    let folder = tempfile::tempdir().unwrap();
+    let equal = two_with(folder.path(), "");
+    assert!(!equal.contains("Not equal"), "{equal}");
+    assert_eq!(row(&equal, "decgd − adam").last(), Some(&"decgd is better"));
+    // A schedule is a part of the method: it is shown, and compared.
+    let folder = tempfile::tempdir().unwrap();
+    let other = two_with(folder.path(), "schedule: {kind: cosine}\n");
+    assert!(other.contains("- Not equal between optimizers: schedule.kind is "), "{other}");
+    assert_eq!(row(&other, "decgd − adam").last(), Some(&"decgd is better"));
+}
+
+#[test]
+fn what_is_not_known_of_the_data_is_said_to_be_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let sgdm = recipe("a", 1, "{name: sgdm, lr: 0.1}", "");
+    let run = leave(folder.path(), &sgdm, "finished", &[0.5, 0.6]);
+    let manifest = |text: &str| {
+        fs::write(run.join("manifest.json"), text).unwrap();
+        render(&[folder.path().to_path_buf()], Form::Markdown)
+    };
+    let part = manifest("{\"data\": {\"subset\": \"the first 10 of 100 of train\"}}");
+    assert!(part.contains("- Not the whole data set: the first 10 of 100 of train."), "{part}");
+    let unknown = "- Whether these are the whole data sets is not known: ";
+    let whole = manifest("{\"data\": {\"subset\": null}}");
+    assert!(!whole.contains("whole data set"), "{whole}");
+    for (damaged, why) in [("{", "EOF"), ("{}", "no data.subset"), ("{\"data\": {}}", "no data.subset")] {
+        let text = manifest(damaged);
+        assert!(text.contains(unknown) && text.contains(why), "{damaged}: {text}");
+    }
+    fs::remove_file(run.join("manifest.json")).unwrap();
+    let text = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert!(text.contains(unknown) && text.contains("manifest.json"), "{text}");
+}
+
 #[test]
 fn names_that_are_markup_stay_names() {
     let folder = tempfile::tempdir().unwrap();
@@ -270,7 +401,7 @@ fn damaged_runs_are_read_as_far_as_they_go_and_named() {
     }
     assert_eq!(runs.problems.len(), 3, "{problems}");
     let page = text(&taper_report::document("d", &runs), Form::Html);
-    assert!(page.contains("What could not be read"));
+    assert!(page.contains("What was left out or could not be read"));
 }
 
 #[test]

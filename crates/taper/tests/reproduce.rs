@@ -170,7 +170,7 @@ fn verdicts_come_out_of_runs() {
     write("layers/cpu.yaml", "train: {epochs: 1}\nsweep: {seeds: [1]}\n");
     write(
         "published.yaml",
-        "tables:\n  cifar10:\n    title: T\n    metric: accuracy\n    select: test\n    tolerance: 100.0\n    rows: {net: {sgdm: 50.0, aegd: 50.0, adam: 50.0, decgd: 250.0}}\n\
+        "tables:\n  cifar10:\n    title: T\n    metric: accuracy\n    select: test\n    tolerance: 1000.0\n    rows: {net: {sgdm: 50.0, aegd: 50.0, adam: 50.0, decgd: 2500.0}}\n\
          claims: []\nmargins: [{table: cifar10, row: net, better: sgdm, worse: decgd, margin: 0.0}]\n\
          controls: {}\nscales: {paper: {cifar10: layers/paper.yaml}, cpu: {cifar10: layers/cpu.yaml}}\n",
     );
@@ -204,8 +204,27 @@ fn verdicts_come_out_of_runs() {
     assert!(missing["reason"].as_str().unwrap().contains("cargo xtask data fetch cifar10"), "{missing}");
     let sgdm = &cells[0];
     assert_eq!((sgdm["published"].as_f64(), sgdm["best_on_test"]["n"].as_u64()), (Some(50.0), Some(2)));
-    assert_eq!(cells.last().unwrap()["claim"], "cifar10-net-sgdm-decgd");
+    let margin = cells.last().unwrap();
+    assert_eq!(margin["claim"], "cifar10-net-sgdm-decgd");
+    assert_eq!(margin["verdict"], "undecided", "two seeds show no difference: {margin}");
+    assert!(margin["reason"].as_str().unwrap().contains("seeds would"), "{margin}");
 
+    // The environment has no say: neither in what is published, nor in what the workers train.
+    let names = || -> std::collections::BTreeSet<_> {
+        std::fs::read_dir(&runs).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    let (before, quiet) = (names(), reproduce(&["--json", "--seeds", "1,2"]));
+    let output = Command::new(env!("CARGO_BIN_EXE_taper"))
+        .args(["reproduce", "cifar10", "-q", "--bare", "--json", "--recipes", recipes.to_str().unwrap()])
+        .args(["--runs", runs.to_str().unwrap(), "--data", folder.path().to_str().unwrap()])
+        .args(["--seeds", "1,2"])
+        .env_remove("TAPER_DATA")
+        .env("TAPER_OFFLINE", "1")
+        .env("TAPER__TRAIN__EPOCHS", "3")
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), quiet);
+    assert_eq!(names(), before);
     // Nothing is run again, and the bytes are the same.
     let before = std::fs::read_dir(&runs).unwrap().count();
     let out = folder.path().join("page.html");

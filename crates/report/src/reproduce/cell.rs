@@ -2,11 +2,12 @@
 use super::Target;
 use super::published::{Published, Shown};
 use super::verdict::Expected;
-use crate::settings;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+use taper_figures::plot::exact;
 use taper_train::recipe::{Data, Recipe, RecipeError, Sections};
+use taper_train::sweep::settings::settings;
 
 /// How much of an experiment to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -93,7 +94,7 @@ impl Plan<'_> {
         for claim in self.published.claims_of(target).take(1) {
             let expected = match claim.shown_by {
                 Shown::AtLeast { value } => Expected::AtLeast(value),
-                Shown::Within { points } => Expected::Near { best: None, within: points },
+                Shown::Within { points } => Expected::Near { within: points },
                 Shown::Ahead { .. } | Shown::Faster {} => continue,
             };
             for file in &claim.recipes {
@@ -111,7 +112,7 @@ impl Plan<'_> {
         match self.published.controls.get(target.name()).filter(|_| !self.bare) {
             Some(control) => {
                 let path = self.recipes.join(&control.recipe);
-                let paper = Recipe::load(&path, &[], self.sections)?;
+                let paper = self.paper(&path)?;
                 let layer = self.published.layer(self.scale.name(), target, &control.row, self.recipes);
                 Ok(self.scaled(&path, &paper, layer.as_deref(), &[])?.runs().to_vec())
             }
@@ -129,7 +130,7 @@ impl Plan<'_> {
         expected: Expected,
     ) -> Result<Vec<Cell>, RecipeError> {
         let path = self.recipes.join(file);
-        let paper = Recipe::load(&path, &[], self.sections)?;
+        let paper = self.paper(&path)?;
         let layer = self.published.layer(self.scale.name(), target, row, self.recipes);
         let scaled = self.scaled(&path, &paper, layer.as_deref(), &[])?;
         let needs = matches!(&paper.data, Some(Data { val: None, .. })) && !is_text(&paper);
@@ -164,6 +165,13 @@ impl Plan<'_> {
             }
         }
         Ok(cells)
+    }
+
+    /// A recipe of the paper as it is. The environment has no say.
+    fn paper(&self, path: &Path) -> Result<Recipe, RecipeError> {
+        let label = path.display().to_string();
+        let text = serde_json::json!({ "extends": label }).to_string();
+        Recipe::parse(&label, &text, &[], self.sections)
     }
 
     /// A recipe under the scale's layer. The environment has no say: a table must not depend on it.
@@ -209,7 +217,7 @@ fn row_name(row: &str, run: &Recipe) -> String {
 /// What a sweep set for a run, but for the seed: `c=0.001`.
 fn varied(run: &Recipe) -> String {
     let settings = run.varied().iter().filter(|(key, _)| key != "seed").map(|(key, value)| {
-        let number = value.as_f64().map_or_else(|| value.to_string(), taper_figures::plot::short);
+        let number = value.as_f64().map_or_else(|| value.to_string(), exact);
         format!("{}={number}", key.strip_prefix("optimizer.").unwrap_or(key))
     });
     settings.collect::<Vec<_>>().join(" ")

@@ -1,10 +1,10 @@
 //! Statements of the text, checked on the cells they are about.
 use super::Target;
-use super::outcome::{Outcome, in_unit};
+use super::outcome::{Outcome, difference, in_unit, parts};
 use super::published::{Published, Shown};
-use super::verdict::Verdict;
+use super::verdict::{Part, Range, Verdict, all};
 use crate::Choice;
-use taper_figures::stats::{self, Better};
+use taper_figures::stats::Better;
 
 /// A claim and what became of it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -31,7 +31,7 @@ pub fn check(published: &Published, outcomes: &[Outcome]) -> Vec<Checked> {
         }
         for claim in published.claims_of(target) {
             let (verdict, reason) = match &claim.shown_by {
-                Shown::AtLeast { .. } | Shown::Within { .. } => all_of(&cells),
+                Shown::AtLeast { .. } | Shown::Within { .. } => all_of(&cells, outcomes),
                 Shown::Ahead { columns } => ahead_of(&cells, columns),
                 Shown::Faster {} => continue,
             };
@@ -44,7 +44,7 @@ pub fn check(published: &Published, outcomes: &[Outcome]) -> Vec<Checked> {
             };
             let (Some(better), Some(worse)) = (cell(&margin.better), cell(&margin.worse)) else { continue };
             let tolerance = published.tables.get(&margin.table).map_or(0.0, |table| table.tolerance);
-            let (verdict, reason) = difference(better, worse, margin.margin, tolerance);
+            let (verdict, reason) = by_margin(better, worse, Range::margin(margin.margin, tolerance));
             let contradicted = if margin.contradicted { " (its own table says the opposite)" } else { "" };
             let says = format!(
                 "{}: {} is ahead of {} by {:.2}{contradicted}",
@@ -69,20 +69,15 @@ fn obstacle(cells: &[&Outcome]) -> Option<(Verdict, String)> {
 }
 
 /// A claim on every cell alone: shown when each cell is.
-fn all_of(cells: &[&Outcome]) -> (Verdict, String) {
-    if let Some(obstacle) = obstacle(cells) {
-        return obstacle;
-    }
-    let against: Vec<&str> =
-        cells.iter().filter(|o| o.verdict == Verdict::Differs).map(|o| o.cell.column.as_str()).collect();
-    match against.is_empty() {
-        true => (Verdict::Reproduced, format!("all {} cells", cells.len())),
-        false => (Verdict::Differs, format!("not for {}", against.join(", "))),
-    }
+fn all_of(cells: &[&Outcome], outcomes: &[Outcome]) -> (Verdict, String) {
+    obstacle(cells).unwrap_or_else(|| {
+        let parts: Vec<Part> = cells.iter().flat_map(|cell| parts(cell, outcomes)).collect();
+        all(&parts)
+    })
 }
 
-/// A claim that some columns are ahead of all others: shown when the least of them is ahead of the best of the rest. At
-/// reduced scale the order is told, not judged.
+/// A claim that some columns are ahead of all others of their row: shown when each of them is ahead of each of the rest, on
+/// shared seeds. The order of the means is told, not judged.
 fn ahead_of(cells: &[&Outcome], ahead: &[String]) -> (Verdict, String) {
     let mut means: Vec<(&str, f64, Better)> = Vec::new();
     for outcome in cells {
@@ -94,32 +89,31 @@ fn ahead_of(cells: &[&Outcome], ahead: &[String]) -> (Verdict, String) {
     means.sort_by(|a, b| if a.2 == Better::Higher { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
     let order =
         means.iter().map(|(name, mean, _)| format!("{name} {mean:.2}")).collect::<Vec<_>>().join(", ");
-    if let Some((verdict, reason)) = obstacle(cells) {
-        return (verdict, if order.is_empty() { reason } else { format!("{reason}; our order: {order}") });
-    }
-    let first = means.iter().take(ahead.len()).all(|(name, ..)| ahead.iter().any(|a| a == name));
-    (if first { Verdict::Reproduced } else { Verdict::Differs }, format!("our order: {order}"))
+    let named = |outcome: &Outcome| ahead.contains(&outcome.cell.column);
+    let (verdict, reason) = obstacle(cells).unwrap_or_else(|| {
+        let absent = |column: &&String| !cells.iter().any(|o| o.cell.column == **column);
+        if let Some(column) = ahead.iter().find(absent) {
+            return (Verdict::NotRun, format!("no cell is called {column}"));
+        }
+        let mut parts = Vec::new();
+        for first in cells.iter().filter(|o| named(o)) {
+            let rest = cells.iter().filter(|o| !named(o) && o.cell.row == first.cell.row);
+            parts.extend(rest.map(|other| difference(first, other, Range::ahead())));
+        }
+        all(&parts)
+    });
+    (verdict, if order.is_empty() { reason } else { format!("{reason}; our order: {order}") })
 }
 
-/// A margin between two cells, over the seeds that both have. Two numbers that each may be off by the tolerance differ
-/// by up to √2 of it.
-fn difference(better: &Outcome, worse: &Outcome, margin: f64, tolerance: f64) -> (Verdict, String) {
-    let values = |outcome: &Outcome| outcome.runs.values(Choice::BestOnTest);
-    let sign = if Better::of(better.metric()) == Better::Higher { 1.0 } else { -1.0 };
-    let factor = if better.metric() == "accuracy" { 100.0 } else { 1.0 };
-    let differences: Vec<f64> =
-        stats::paired(&values(better), &values(worse)).iter().map(|d| sign * factor * d).collect();
-    let ours = stats::student(&differences, 0.95);
-    let text = ours.as_ref().map(|found| match found.half_width() {
-        Some(half) => format!("ours {:+.2} ± {half:.2}", found.mean),
-        None => format!("ours {:+.2}", found.mean),
-    });
-    if let Some((verdict, reason)) = obstacle(&[better, worse]) {
-        return (verdict, text.map_or(reason.clone(), |text| format!("{reason}; {text}")));
+/// A margin between two cells: its sign and its size, over the seeds that both have.
+fn by_margin(better: &Outcome, worse: &Outcome, claimed: Range) -> (Verdict, String) {
+    let part = difference(better, worse, claimed);
+    let (verdict, reason) = all(std::slice::from_ref(&part));
+    match obstacle(&[better, worse]) {
+        Some((Verdict::NotComparable, obstacle)) => {
+            (Verdict::NotComparable, format!("{obstacle}; ours: {reason}"))
+        }
+        Some(obstacle) => obstacle,
+        None => (verdict, reason),
     }
-    let Some(found) = ours else { return (Verdict::NotRun, "no seed that both have".into()) };
-    let allowed = std::f64::consts::SQRT_2 * tolerance;
-    let holds = (found.mean - margin).abs() <= allowed;
-    let verdict = if holds { Verdict::Reproduced } else { Verdict::Differs };
-    (verdict, format!("{}, up to ±{allowed:.2} counts as the same", text.unwrap_or_default()))
 }

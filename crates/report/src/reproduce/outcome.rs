@@ -2,12 +2,11 @@
 use super::cell::{Cell, Reduction, Scale};
 use super::claim::{Checked, check};
 use super::numeric::Numeric;
-use super::verdict::{Expected, Found, Verdict, judge};
+use super::verdict::{Expected, Found, Measured, Part, Range, Verdict, judge};
 use super::{Published, Target};
-use crate::{Block, Choice, Document, Group, Run, Runs, Section};
+use crate::{Block, Choice, Document, Extent, Group, Run, Runs, Section};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use taper_figures::stats::Interval;
+use taper_figures::stats::{self, Better, Interval};
 use taper_figures::table::{Table, mean_text};
 use taper_train::Recipe;
 use taper_train::run::Status;
@@ -26,7 +25,7 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// Why.
     pub reason: String,
-    /// What the data lacks.
+    /// What the data lacks, or why that is not known.
     pub subset: Option<String>,
 }
 
@@ -42,6 +41,16 @@ impl Outcome {
     /// The metric.
     pub fn metric(&self) -> &str {
         self.runs.runs.first().map_or("accuracy", |run| run.metric.as_str())
+    }
+
+    /// What seeds that diverged say: the published run did not.
+    pub(super) fn divergence(&self) -> Option<Measured> {
+        let diverged = self.runs.runs.iter().filter(|run| run.status == Status::Diverged).count();
+        match (diverged, self.cell.runs.len()) {
+            (0, _) => None,
+            (n, seeds) if n == seeds => Some(Measured::Against(format!("all {n} diverged"))),
+            (n, seeds) => Some(Measured::Open(format!("{n} of {seeds} diverged"))),
+        }
     }
 
     /// The cell as one JSON object.
@@ -119,22 +128,58 @@ pub fn outcomes(cells: Vec<Cell>, sweep: &Sweep, problems: &mut Vec<String>) -> 
             (Group { label: cell.column.clone(), optimizer, style: 0, runs }, failures.join("; "))
         };
         let ((runs, reason), (validated, _)) = (group(&cell.runs), group(&cell.validated));
-        let subset = runs.runs.iter().find_map(|run| run.subset.clone());
+        let subset = runs.runs.iter().find_map(|run| match &run.extent {
+            Extent::Whole => None,
+            Extent::Part(part) => Some(part.clone()),
+            Extent::Unknown(why) => Some(format!("not known: {why}")),
+        });
         out.push(Outcome { cell, runs, validated, verdict: Verdict::NotRun, reason, subset });
     }
-    let bests = best_means(&out);
-    for outcome in &mut out {
-        let failure = Some(std::mem::take(&mut outcome.reason)).filter(|text| !text.is_empty());
-        let found = found(outcome, failure);
-        let expected = match outcome.cell.expected {
-            Expected::Near { within, .. } => {
-                Expected::Near { best: bests.get(&outcome.cell.row).copied(), within }
-            }
-            other => other,
-        };
-        (outcome.verdict, outcome.reason) = judge(&expected, &found);
+    let judged: Vec<(Verdict, String)> = out.iter().map(|o| judge(&found(o), &parts(o, &out))).collect();
+    for (outcome, (verdict, reason)) in out.iter_mut().zip(judged) {
+        (outcome.verdict, outcome.reason) = (verdict, reason);
     }
     out
+}
+
+/// What a cell is held against, as statements on means.
+pub(super) fn parts(outcome: &Outcome, all: &[Outcome]) -> Vec<Part> {
+    let own = |claimed: Range| {
+        let found = match (outcome.divergence(), outcome.estimate(Choice::BestOnTest)) {
+            (Some(divergence), _) => divergence,
+            (None, Some(mean)) => Measured::Mean(in_unit(mean, outcome.metric())),
+            (None, None) => Measured::Open("no seed finished".into()),
+        };
+        vec![Part { name: outcome.cell.column.clone(), found, claimed }]
+    };
+    match outcome.cell.expected {
+        Expected::Value { published, tolerance } => own(Range::around(published, tolerance)),
+        Expected::AtLeast(bound) => own(Range::at_least(bound)),
+        // Within so much of the best is at most so much behind any: no matter which of them is the best.
+        Expected::Near { within } => {
+            let cell = &outcome.cell;
+            let same = all.iter().filter(|o| o.cell.target == cell.target && o.cell.row == cell.row);
+            let others = same.filter(|other| other.cell.column != cell.column);
+            others.map(|other| difference(other, outcome, Range::at_most(within))).collect()
+        }
+    }
+}
+
+/// By how much one cell is ahead of another, on the seeds that both have.
+pub(super) fn difference(one: &Outcome, other: &Outcome, claimed: Range) -> Part {
+    let sign = if Better::of(one.metric()) == Better::Higher { 1.0 } else { -1.0 };
+    let factor = sign * if one.metric() == "accuracy" { 100.0 } else { 1.0 };
+    let values = |outcome: &Outcome| outcome.runs.values(Choice::BestOnTest);
+    let differences: Vec<f64> =
+        stats::paired(&values(one), &values(other)).iter().map(|d| factor * d).collect();
+    let diverged = one.divergence().or_else(|| other.divergence());
+    let found = match (diverged, stats::student(&differences, 0.95)) {
+        // Whatever diverged, the difference of those that did not is not the whole of it.
+        (Some(Measured::Against(why) | Measured::Open(why)), _) => Measured::Open(why),
+        (_, Some(mean)) => Measured::Mean(mean),
+        (_, None) => Measured::Open("no seed that both have".into()),
+    };
+    Part { name: format!("{} − {}", one.cell.column, other.cell.column), found, claimed }
 }
 
 /// A value in the unit of the paper's tables.
@@ -144,34 +189,23 @@ pub(super) fn in_unit(estimate: Interval, metric: &str) -> Interval {
     Interval { n, mean: factor * mean, std: factor * std, low: factor * low, high: factor * high }
 }
 
-fn found(outcome: &Outcome, failure: Option<String>) -> Found {
-    let runs = &outcome.runs.runs;
-    let interrupted = runs.iter().filter(|run| run.status == Status::Interrupted).count();
+fn found(outcome: &Outcome) -> Found {
+    let count = |status: Status| outcome.runs.runs.iter().filter(|run| run.status == status).count();
+    let interrupted = count(Status::Interrupted);
     let unfinished =
         (interrupted > 0).then(|| format!("{interrupted} of {} interrupted", outcome.cell.runs.len()));
+    let subset = outcome.subset.as_ref().map(|subset| match subset.strip_prefix("not known: ") {
+        Some(why) => format!("not known whether it is the whole data set: {why}"),
+        None => "not the whole data set".into(),
+    });
     Found {
-        estimate: outcome.estimate(Choice::BestOnTest).map(|e| in_unit(e, outcome.metric())),
+        finished: outcome.runs.values(Choice::BestOnTest).len(),
         seeds: outcome.cell.runs.len(),
-        diverged: runs.iter().filter(|run| run.status == Status::Diverged).count(),
-        failure: failure.or(unfinished),
+        diverged: count(Status::Diverged),
+        failure: Some(outcome.reason.clone()).filter(|text| !text.is_empty()).or(unfinished),
         reduced: !outcome.cell.reductions.is_empty(),
-        subset: outcome.subset.clone(),
+        data: subset,
     }
-}
-
-/// The best mean of every row, in the unit of the paper's tables.
-fn best_means(outcomes: &[Outcome]) -> BTreeMap<String, f64> {
-    let mut best = BTreeMap::new();
-    for outcome in outcomes {
-        let Some(estimate) = outcome.estimate(Choice::BestOnTest) else { continue };
-        let (better, mean) =
-            (taper_figures::stats::Better::of(outcome.metric()), in_unit(estimate, outcome.metric()).mean);
-        let entry = best.entry(outcome.cell.row.clone()).or_insert(mean);
-        if better.than(mean, *entry) {
-            *entry = mean;
-        }
-    }
-    best
 }
 
 /// The runs of the controls, as far as they left something.
@@ -213,8 +247,13 @@ pub fn document(
     }
     // Runs with a validation set serve one column of the tables; beside the others they would only double every line.
     let (own, validated) = (outcomes.iter().map(|o| &o.runs), outcomes.iter().map(|o| &o.validated));
+    let mut problems = problems.to_vec();
     let all = numeric.iter().flat_map(|n| &n.runs).chain(own.flat_map(|g| &g.runs)).chain(controls);
-    let runs = Runs { runs: all.cloned().collect(), problems: problems.to_vec() };
+    // A control may be a cell's own run: that is one run, not one left out.
+    let mut all: Vec<Run> = all.cloned().collect();
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|run| seen.insert((run.folder.clone(), run.recipe.id().to_owned())));
+    let runs = Runs { runs: crate::once(all, &mut problems), problems };
     document.sections.extend(crate::sections(&crate::tasks(&runs.runs), &runs));
     let validated: Vec<Run> = validated.flat_map(|g| &g.runs).cloned().collect();
     if !validated.is_empty() {
@@ -258,7 +297,7 @@ fn cells_table(target: Target, published: &Published, outcomes: &[&Outcome]) -> 
         let expected = match outcome.cell.expected {
             Expected::Value { published, .. } => format!("{published:.2}"),
             Expected::AtLeast(bound) => format!("≥ {bound:.2}"),
-            Expected::Near { within, .. } => format!("within {within:.2} of the best"),
+            Expected::Near { within } => format!("within {within:.2} of the best"),
         };
         table.row([
             outcome.cell.row.clone(),
@@ -286,9 +325,8 @@ fn cells_table(target: Target, published: &Published, outcomes: &[&Outcome]) -> 
     if outcomes.iter().any(|o| !o.validated.runs.is_empty()) {
         table.note("Chosen on validation: other runs of the same recipe, with a tenth of the training set put aside.");
     }
-    for subset in outcomes.iter().filter_map(|o| o.subset.as_ref()) {
-        table.note(format!("Not the whole data set: {subset}."));
-    }
+    table.note("How verdicts are given: docs/verdicts.md.");
+    crate::extents(&mut table, outcomes.iter().flat_map(|o| &o.runs.runs));
     reduction_notes(&mut table, outcomes);
     table
 }

@@ -11,7 +11,7 @@ use taper_train::{Recipe, Registries};
 /// The paper's tables and claims beside ours, with a verdict on every number
 ///
 /// Runs what is missing, uses what was run before, and prints our mean and interval beside the published number:
-/// reproduced, differs, not run, or not comparable (reduced scale or data). How that is decided: docs/results/README.md.
+/// reproduced, differs, undecided, not run, or not comparable (reduced scale or data). How that is decided: docs/verdicts.md.
 ///
 ///   cargo xtask reproduce numeric
 ///   cargo xtask reproduce mnist --out mnist.html

@@ -79,7 +79,10 @@ pub fn pairs_needed(pairs: &[usize], index: usize, alpha: f64) -> usize {
         *own = floor(*n);
         holm(&ps)[index] <= alpha
     };
-    (1..most.min(1100)).find(enough).unwrap_or(most)
+    match most {
+        usize::MAX => most,
+        most => (1..most).find(enough).unwrap_or(most),
+    }
 }
 
 /// The smallest number of pairs with which a sign-flip test can come out significant at level `alpha` after Holm's

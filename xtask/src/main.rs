@@ -40,6 +40,15 @@ fn test(args: &[String]) -> bool {
                 && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"])))
 }
 
+/// The commit that is checked out, and whether files differ from it; `None` without git.
+fn revision() -> Option<String> {
+    let mut git = Command::new("git");
+    let described =
+        git.current_dir(root()).args(["describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
+    let output = described.output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
 /// Builds `taper` and becomes it: signals, the terminal and the exit code are its own.
 fn taper(args: &[String]) -> ExitCode {
     let mut build = vec!["build", "--release", "--workspace", "--bin", "taper"];
@@ -52,7 +61,12 @@ fn taper(args: &[String]) -> ExitCode {
     if args.starts_with(&["data".to_owned(), "fetch".to_owned()]) {
         build.extend(["--features", "taper/hub"]);
     }
-    if !run(Command::new(cargo()).args(build).args(manifest())) {
+    let mut cargo = Command::new(cargo());
+    // For the manifests of runs. Only the few lines of `main.rs` look at it: a new commit links again and compiles nothing else.
+    if let Some(revision) = revision() {
+        cargo.env("TAPER_REVISION", revision);
+    }
+    if !run(cargo.args(build).args(manifest())) {
         return ExitCode::FAILURE;
     }
     let path = target().join("release/taper");

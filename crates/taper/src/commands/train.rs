@@ -99,13 +99,6 @@ fn resolved(path: &Path, set: &[String], registries: &Registries) -> Result<Reci
     Ok(Recipe::parse(&label, &text, set, registries)?)
 }
 
-/// A recipe that a sweep resolved: what the environment said then is in it, and what it says now is not asked.
-fn resolved(path: &Path, set: &[String], registries: &Registries) -> Result<Recipe, Failure> {
-    let label = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::usage(format!("error: {label}: {e}")))?;
-    Ok(Recipe::parse(&label, &text, set, registries)?)
-}
-
 /// Steps as lines of JSON on standard output, as often as a person could follow.
 fn tell_steps() -> Watch {
     const EVERY: Duration = Duration::from_millis(100);

@@ -71,7 +71,6 @@ pub(super) fn first_difference(
         differing: None,
         elements: None,
     };
-    // `model` comes before `optimizer`.
     let files: BTreeSet<&String> = a.files.keys().chain(b.files.keys()).collect();
     // The weights first: the rest follows from them.
     let (weights, others): (Vec<&String>, Vec<&String>) =

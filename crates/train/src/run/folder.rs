@@ -143,24 +143,33 @@ pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// What is wrong with the files that a report reads; nothing where they are as they were sealed. A run that has not come to its
-/// end changes its files, and is sealed in part.
+/// What is wrong with the files that a report reads, by their names in the folder; nothing where they are as they were sealed. A
+/// run that has not come to its end changes its files, and is sealed in part. A file that is missing, is no JSON or was never
+/// sealed is for its reader to report.
 pub fn damage(folder: &Path) -> Vec<String> {
-    let summary = summary(folder);
-    let of_summary = match &summary {
-        Ok(Some(summary)) if summary.status != Status::Interrupted => {
-            let read = summary.files.iter().filter(|(name, _)| *name == "metrics.jsonl");
-            differences(folder, read)
+    let mut found = Vec::new();
+    let summary = fs::read(folder.join("summary.json")).unwrap_or_default();
+    let is_sealed = |summary: &Summary| !summary.sha256.is_empty();
+    if serde_json::from_slice(&summary).is_ok_and(|summary| is_sealed(&summary)) {
+        match unseal(&summary, |summary: &mut Summary| &mut summary.sha256) {
+            Ok(summary) if summary.status == Status::Interrupted => {}
+            Ok(summary) => found.extend(changed(folder, "metrics.jsonl", &summary.files)),
+            Err(e) => found.push(format!("summary.json: {e}")),
         }
-        _ => Vec::new(),
-    };
-    let manifest = manifest(folder);
-    let of_manifest = match &manifest {
-        Ok(manifest) => differences(folder, manifest.files.iter().filter(|(name, _)| *name == "recipe.yaml")),
-        Err(_) => Vec::new(),
-    };
-    let unread = summary.err().into_iter().chain(manifest.err());
-    unread.chain(of_summary).chain(of_manifest).map(|e| e.to_string()).collect()
+    }
+    if let Ok(manifest) = fs::read(folder.join("manifest.json")) {
+        match unseal(&manifest, |manifest: &mut Manifest| &mut manifest.sha256) {
+            Ok(manifest) => found.extend(changed(folder, "recipe.yaml", &manifest.files)),
+            Err(e) => found.push(format!("manifest.json: {e}")),
+        }
+    }
+    found
+}
+
+/// Whether a file that is there is not what was vouched for.
+fn changed(folder: &Path, name: &str, files: &BTreeMap<String, String>) -> Option<String> {
+    let (expected, (_, found)) = (files.get(name)?, sha256_file(&folder.join(name)).ok()?);
+    (found != *expected).then(|| format!("{name}: sha256 was {expected} when the run ended, is {found}"))
 }
 
 /// All files that the summary and the manifest vouch for, against what they say.

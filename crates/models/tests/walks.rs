@@ -3,7 +3,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, V
 use rayon::prelude::*;
 use serde_json::json;
 use std::sync::{Arc, Mutex};
-use taper_models::ops::{Activation, linear};
+use taper_models::ops::{Activation, BatchNorm, FeatureMap, ScaleInit, Statistics, batch_norm, linear};
 use taper_models::rng::Rng;
 use taper_models::{Mode, Params, Registry, Result, Task};
 
@@ -69,6 +69,61 @@ fn a_walk_inside_an_ops_backward_pass_loses_no_gradient() -> Result<()> {
     Ok(())
 }
 
+/// x itself; on the way back the thread looks for another task of the pool first, as it does while it waits for its own.
+struct Pause;
+
+impl CustomOp1 for Pause {
+    fn name(&self) -> &'static str {
+        "pause"
+    }
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F64(x.as_slice::<f64>()?.to_vec()), layout.shape().clone()))
+    }
+    fn bwd(&self, _: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        rayon::yield_now();
+        Ok(Some(dy.clone()))
+    }
+}
+
+#[test]
+fn a_walk_taken_from_the_pool_in_the_middle_of_another_loses_no_gradient() {
+    let walk = |number: usize| -> Result<Vec<Vec<f64>>> {
+        let x = numbers(&format!("x{number}"), &[5, 4]);
+        let (w, last) = (var("w", &[6, 4]), var("last", &[2, 6]));
+        let y = linear(&x, &w, None, Activation::None)?.apply_op1(Pause)?;
+        let grads = taper_models::backward(&linear(&y, &last, None, Activation::None)?.sum_all()?)?;
+        Ok([&w, &last].map(|v| values(grads.get(v).unwrap_or_else(|| panic!("walk {number}")))).into())
+    };
+    let alone: Vec<_> = (0..8).map(|number| walk(number).unwrap()).collect();
+    let together = |threads| -> Result<Vec<_>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| (0..8).into_par_iter().with_max_len(1).map(walk).collect())
+    };
+    for threads in [1, 2, 7] {
+        assert!(together(threads).unwrap() == alone, "{threads} threads");
+    }
+}
+
+#[test]
+fn statistics_gathered_beside_a_training_are_not_mixed_with_its_own() {
+    let gather = |number: usize| {
+        let params = Params::new(1);
+        let bn = BatchNorm::new(3, ScaleInit::Ones, params.builder(DType::F64, &Device::Cpu)).unwrap();
+        let statistics = if number.is_multiple_of(2) { Statistics::Cumulative } else { Statistics::Batch };
+        for batch in 0..3 {
+            let x = numbers(&format!("batch{batch}"), &[4, 2, 2, 3]);
+            batch_norm(&FeatureMap::enter(&x).unwrap(), &bn, None, false, statistics).unwrap();
+            rayon::yield_now();
+        }
+        params.vars().iter().map(|(_, var)| values(var)).collect::<Vec<_>>()
+    };
+    let alone: Vec<_> = (0..8).map(gather).collect();
+    assert!(alone[0] != alone[1]);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let together: Vec<_> = pool.install(|| (0..8).into_par_iter().with_max_len(1).map(gather).collect());
+    assert!(together == alone);
+}
+
 /// A few steps of a small network, or only its statistics: every parameter and buffer afterwards.
 fn work(number: u64) -> Vec<Vec<f64>> {
     let params = Params::new(number);
@@ -80,7 +135,7 @@ fn work(number: u64) -> Vec<Vec<f64>> {
     let input = numbers("images", &[16, 8, 8, 3]).to_dtype(DType::F32).unwrap();
     let target = Tensor::from_iter((0..16u32).map(|i| i % 10), &Device::Cpu).unwrap();
     for step in 0..6 {
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             model.logits(&input, Mode::Statistics { seed: 1, step }).unwrap();
             continue;
         }

@@ -7,7 +7,7 @@ use tracing::debug;
 
 /// The file's bytes.
 pub(crate) fn manifest(recipe: &Recipe, task: &dyn Task, device: &Device) -> Vec<u8> {
-    let kernels = taper_models::instruction_set();
+    let kernels = taper_models::instruction_set().unwrap_or("none");
     let threads = rayon::current_num_threads();
     debug!("{}: kernels for {kernels}, {threads} threads", recipe.name);
     let manifest = json!({

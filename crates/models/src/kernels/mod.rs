@@ -30,21 +30,21 @@ use std::sync::OnceLock;
 macro_rules! with_simd {
     ($isa:expr, $s:ident => $body:expr) => {
         match $isa.level() {
-            // SAFETY: an `Isa` of this level exists only where its instructions were detected; so below.
             #[cfg(target_arch = "x86_64")]
             $crate::kernels::Level::Avx512 => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
                 let $s = unsafe { $crate::kernels::simd::avx512::Avx512::new() };
                 $body
             }
-            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             $crate::kernels::Level::Avx2 => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
                 let $s = unsafe { $crate::kernels::simd::avx2::Avx2::new() };
                 $body
             }
-            // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
             $crate::kernels::Level::Neon => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
                 let $s = unsafe { $crate::kernels::simd::neon::Neon::new() };
                 $body
             }

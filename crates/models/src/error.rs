@@ -52,6 +52,14 @@ pub enum Error {
         /// The op.
         op: &'static str,
     },
+    /// The variable `TAPER_ISA` names an instruction set that this CPU has not, or none.
+    #[error("TAPER_ISA: expected one that this CPU has ({}), found `{found}`", .known.join(", "))]
+    InstructionSet {
+        /// The name.
+        found: String,
+        /// What the CPU has, poorest first.
+        known: Vec<&'static str>,
+    },
     /// A model name nobody registered.
     #[error("unknown model `{name}`{}; known: {}", nearest(.name, .known), .known.join(", "))]
     UnknownModel {

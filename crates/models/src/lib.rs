@@ -37,9 +37,10 @@ pub mod replay;
 pub mod resnet;
 pub mod trace;
 
-/// The instruction set that kernels are chosen by on this CPU: results are equal bit for bit where it is.
-pub fn instruction_set() -> &'static str {
-    kernels::Isa::detect().name()
+/// The instruction set that kernels are chosen by: results are equal bit for bit where it is. The best one of this CPU, or the
+/// one that the variable `TAPER_ISA` names; an error if the CPU has it not.
+pub fn instruction_set() -> Result<&'static str> {
+    Ok(kernels::Isa::detect()?.name())
 }
 
 /// Fills memory that kernels have not written yet with NaN from now on: for tests, which then notice whoever reads it.

@@ -85,7 +85,7 @@ fn every_algorithm_gives_the_same_through_the_op() {
         (Conv2d { precision: Precision::Fast, ..padded }, 2e-5),
         (Conv2d { algorithm: Some(Algorithm::Portable), ..padded }, 2e-6),
     ];
-    if taper_models::instruction_set() == "avx512" {
+    if taper_models::instruction_set().unwrap() != "portable" {
         for (algorithm, limit) in
             [(Algorithm::Direct, 2e-6), (Algorithm::Winograd2, 2e-6), (Algorithm::Winograd4, 2e-5)]
         {

@@ -1,11 +1,11 @@
 //! 2-D convolution: activations `[n, h, w, channels]`, weights `[out, in / groups, kh, kw]` (PyTorch's order).
 //!
 //! Four ways to compute the same thing, chosen by shape and CPU ([`Algorithm::choose`]):
-//! Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3 kernels of stride 1, a direct kernel for everything else with
-//! AVX-512, and im2col with the `gemm` crate for every other CPU and for f64.
-use super::{Isa, Level, Real, conv_portable};
-#[cfg(target_arch = "x86_64")]
-use super::{as_f32, as_f32_mut, conv_direct, conv_wino};
+//! Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3 kernels of stride 1, a direct kernel for everything else, and im2col with
+//! the `gemm` crate for f64 and for CPUs without vectors of their own.
+use super::conv_wino::Pass;
+use super::gemm::{Mat, gemm};
+use super::{Isa, Real, as_f32, as_f32_mut, conv_direct, conv_portable, conv_wino, with_simd};
 
 /// The extents of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,10 @@ impl Geometry {
     pub fn y_len(&self) -> usize {
         self.n * self.oh() * self.ow() * self.co
     }
+    /// Whether every pixel is seen by itself alone, once.
+    pub fn is_pointwise(&self) -> bool {
+        self.kernel == [1, 1] && self.stride == [1, 1] && self.pad == [0, 0] && self.groups == 1
+    }
     /// Positions of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
@@ -84,7 +88,7 @@ pub enum Algorithm {
     Winograd2,
     /// Winograd F(4×4, 3×3): 4 times fewer products, about ten times the rounding error.
     Winograd4,
-    /// The AVX-512 direct kernel.
+    /// A product whose rows are found through a table of pixels.
     Direct,
     /// im2col and the `gemm` crate.
     Portable,
@@ -93,7 +97,7 @@ pub enum Algorithm {
 impl Algorithm {
     /// The fastest one for a shape on this CPU; `fast` permits the less accurate F(4×4).
     pub fn choose<T: Real>(isa: Isa, g: &Geometry, fast: bool) -> Self {
-        if !Self::Direct.fits::<T>(isa, g) {
+        if isa.of::<T>() == Isa::PORTABLE {
             return Algorithm::Portable;
         }
         // Below 16 channels a vector is mostly padding; below 3 rows a tile is.
@@ -105,13 +109,12 @@ impl Algorithm {
         }
     }
 
-    /// Whether it computes this shape in this type on this CPU.
-    pub fn fits<T: Real>(self, isa: Isa, g: &Geometry) -> bool {
-        let own = isa.of::<T>().level() == Level::Avx512;
+    /// Whether it computes this shape in this type.
+    pub fn fits<T: Real>(self, g: &Geometry) -> bool {
         match self {
             Algorithm::Portable => true,
-            Algorithm::Direct => own,
-            Algorithm::Winograd2 | Algorithm::Winograd4 => own && Self::winograd_fits(g),
+            Algorithm::Direct => T::IS_F32,
+            Algorithm::Winograd2 | Algorithm::Winograd4 => T::IS_F32 && Self::winograd_fits(g),
         }
     }
 
@@ -121,7 +124,7 @@ impl Algorithm {
     }
 }
 
-/// y = x ∗ w (+ bias). An algorithm that `isa` has not is replaced by the portable one, here and below.
+/// y = x ∗ w (+ bias). An algorithm that does not fit is replaced by the portable one, here and below.
 pub fn forward<T: Real>(
     isa: Isa,
     algo: Algorithm,
@@ -136,19 +139,15 @@ pub fn forward<T: Real>(
         }
     }
     let add = bias.is_some();
-    #[cfg(target_arch = "x86_64")]
-    if let Some(proof) = isa.avx512::<T>() {
-        use conv_wino::{Pass::Forward, conv};
-        let (xs, ws, ys) = (as_f32(x), as_f32(w), as_f32_mut(y));
-        match algo {
-            Algorithm::Winograd2 => return conv::<4, 2>(proof, g, Forward, xs, ws, ys, add),
-            Algorithm::Winograd4 => return conv::<6, 4>(proof, g, Forward, xs, ws, ys, add),
-            Algorithm::Direct => return conv_direct::forward(proof, g, xs, ws, ys, add),
-            Algorithm::Portable => {}
-        }
+    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
+        return conv_portable::forward(g, x, w, y, add);
     }
-    let _ = (isa, algo);
-    conv_portable::forward(g, x, w, y, add)
+    let (xw, y) = ((as_f32(x), as_f32(w)), as_f32_mut(y));
+    with_simd!(isa, s => match algo {
+        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, Pass::Forward, xw, y, add),
+        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, Pass::Forward, xw, y, add),
+        _ => conv_direct::forward(s, g, xw, y, add),
+    })
 }
 
 /// dx = the gradient of x, or dx += it.
@@ -161,36 +160,34 @@ pub fn grad_input<T: Real>(
     add: bool,
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    #[cfg(target_arch = "x86_64")]
-    if let Some(proof) = isa.avx512::<T>() {
-        use conv_wino::{Pass::GradInput, conv};
-        let (dys, ws, dxs) = (as_f32(dy), as_f32(w), as_f32_mut(dx));
-        match algo {
-            Algorithm::Winograd2 => return conv::<4, 2>(proof, g, GradInput, dys, ws, dxs, add),
-            Algorithm::Winograd4 => return conv::<6, 4>(proof, g, GradInput, dys, ws, dxs, add),
-            Algorithm::Direct => return conv_direct::grad_input(proof, g, dys, ws, dxs, add),
-            Algorithm::Portable => {}
-        }
+    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
+        return conv_portable::grad_input(g, dy, w, dx, add);
     }
-    let _ = (isa, algo);
-    conv_portable::grad_input(g, dy, w, dx, add)
+    let (dyw, dx) = ((as_f32(dy), as_f32(w)), as_f32_mut(dx));
+    with_simd!(isa, s => match algo {
+        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, Pass::GradInput, dyw, dx, add),
+        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, Pass::GradInput, dyw, dx, add),
+        _ => conv_direct::grad_input(s, g, dyw, dx, add),
+    })
 }
 
 /// dw = the gradient of the weights.
 pub fn grad_weight<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, (x, dy): (&[T], &[T]), dw: &mut [T]) {
     assert_eq!([x.len(), dw.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    #[cfg(target_arch = "x86_64")]
-    if let Some(proof) = isa.avx512::<T>() {
-        let (xs, dys, dws) = (as_f32(x), as_f32(dy), as_f32_mut(dw));
-        match algo {
-            Algorithm::Winograd2 => return conv_wino::grad_weight::<4, 2>(proof, g, xs, dys, dws),
-            Algorithm::Winograd4 => return conv_wino::grad_weight::<6, 4>(proof, g, xs, dys, dws),
-            Algorithm::Direct => return conv_direct::grad_weight(proof, g, xs, dys, dws),
-            Algorithm::Portable => {}
-        }
+    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
+        return conv_portable::grad_weight(g, x, dy, dw);
     }
-    let _ = (isa, algo);
-    conv_portable::grad_weight(g, x, dy, dw)
+    if algo == Algorithm::Direct && g.is_pointwise() && isa.lanes() < 16 {
+        // A product of what is there. With vectors of sixteen the outer products of the direct kernel are as fast.
+        let pixels = g.n * g.h * g.w;
+        return gemm(isa, Mat::new(dy, pixels, g.co).t(), Mat::new(x, pixels, g.ci), dw, g.ci, false);
+    }
+    let (xdy, dw) = ((as_f32(x), as_f32(dy)), as_f32_mut(dw));
+    with_simd!(isa, s => match algo {
+        Algorithm::Winograd2 => conv_wino::grad_weight::<_, 4, 2>(s, g, xdy, dw),
+        Algorithm::Winograd4 => conv_wino::grad_weight::<_, 6, 4>(s, g, xdy, dw),
+        _ => conv_direct::grad_weight(s, g, xdy, dw),
+    })
 }
 
 #[cfg(test)]
@@ -339,7 +336,7 @@ mod tests {
             // f64 sums of at most a few thousand terms: 1e-13 is their rounding error, with a margin of ten.
             check::<f64>(Isa::PORTABLE, Algorithm::Portable, &g, 1e-13);
             for isa in Isa::available() {
-                for (algo, limit) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(isa, &g)) {
+                for (algo, limit) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
                     check::<f32>(isa, algo, &g, limit);
                 }
             }
@@ -347,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_that_the_cpu_has_not_is_replaced() {
+    fn an_algorithm_that_does_not_fit_is_replaced() {
         let g = geometry([2, 8, 8], [16, 16], [3, 3], [1, 1], [1, 1], 1);
         for isa in Isa::available() {
             for (algo, limit) in LIMITS {
@@ -374,7 +371,7 @@ mod tests {
         for g in shapes {
             for isa in Isa::available() {
                 for (algo, limit) in &LIMITS[2..] {
-                    if algo.fits::<f32>(isa, &g) {
+                    if algo.fits::<f32>(&g) {
                         check_large(isa, *algo, &g, *limit);
                     }
                 }
@@ -399,7 +396,7 @@ mod tests {
         };
         let g = geometry([9, 12, 12], [48, 80], [3, 3], [1, 1], [1, 1], 1);
         for isa in Isa::available() {
-            for (algo, _) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(isa, &g)) {
+            for (algo, _) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
                 let one = run(1, isa, algo, &g);
                 for threads in [2, 3, 7, 64] {
                     assert!(one == run(threads, isa, algo, &g), "{isa:?} {algo:?} on {threads} threads");

@@ -1,69 +1,61 @@
-//! Direct convolution for any kernel, stride, padding and grouping, with AVX-512.
+//! Direct convolution for any kernel, stride, padding and grouping.
 //!
 //! Forward and input gradient are one gemm whose rows of A are found through a table of pointers: output pixel
 //! and tap give the input pixel to read, or a row of zeros outside the image. No column matrix, no padded copy.
 //! The weight gradient sums outer products over runs of pixels that a tap sees without leaving the image.
 use super::conv::Geometry;
-use super::simd::{Avx512, Into, PANEL, lanes, panels_of_transposed};
+use super::simd::{Into, Simd, panels_of_transposed, tile_rows, tiles, write};
 use super::{Buf, Shared, add_assign, par};
 use rayon::prelude::*;
-use std::arch::x86_64::*;
 
 /// Pixels that one task computes: 16 register tiles.
 const PIXELS: usize = 96;
-/// Products summed in registers before they are added to the result: their 64 columns of B are 64 KB.
+/// Products summed in registers before they are added to the result: their rows of B stay in the L1 or L2 cache.
 const TERMS: usize = 256;
 
-/// A tile of `MR` pixels and `16 NV` channels: c_i (+)= Σ_t a_{t,i} B_t over `taps` rows of `k` terms.
+/// A tile of `MR` pixels and `NV` vectors of channels: c_i (+)= Σ_t a_{t,i} B_t over `taps` rows of `k` terms. Of the last
+/// vector `columns` channels count.
 ///
 /// # Safety
-/// AVX-512F is there. `a[t * stride + i]` points at `k` floats, `b[t]` at `k` rows of 64, `c[i]` at `16 NV`
-/// floats (the last vector only in the lanes of `mask`).
-#[inline]
-#[target_feature(enable = "avx512f")]
+/// `a[t * PIXELS + i]` points at `k0 + k` floats, `b[t]` at as many rows of a panel, `c[i]` at `column` and the tile's floats.
+#[inline(always)]
 #[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
-unsafe fn tile<const MR: usize, const NV: usize>(
-    (taps, k): (usize, usize),
-    (a, stride): (*const *const f32, usize),
+unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    (taps, k, k0): (usize, usize, usize),
+    a: *const *const f32,
     b: *const *const f32,
-    k0: usize,
-    c: *const *mut f32,
-    column: usize,
+    (c, column): (*const *mut f32, usize),
     into: Into,
-    mask: __mmask16,
+    columns: usize,
 ) {
     // SAFETY: the caller's promise covers every address formed here. B's panels are padded to whole vectors.
     unsafe {
-        let mut acc = [[_mm512_setzero_ps(); NV]; MR];
+        let mut acc = [[s.zero(); NV]; MR];
         for t in 0..taps {
             let mut rows = [std::ptr::null(); MR];
             for i in 0..MR {
-                rows[i] = (*a.add(t * stride + i)).add(k0);
+                rows[i] = (*a.add(t * PIXELS + i)).add(k0);
             }
-            let mut bp = (*b.add(t)).add(k0 * PANEL);
+            let mut bp = (*b.add(t)).add(k0 * S::PANEL);
             for p in 0..k {
-                let mut bv = [_mm512_setzero_ps(); NV];
+                let mut bv = [s.zero(); NV];
                 for j in 0..NV {
-                    bv[j] = _mm512_loadu_ps(bp.add(16 * j));
+                    bv[j] = s.load(bp.add(S::LANES * j));
                 }
                 for i in 0..MR {
-                    let av = _mm512_set1_ps(*rows[i].add(p));
+                    let av = s.splat(*rows[i].add(p));
                     for j in 0..NV {
-                        acc[i][j] = _mm512_fmadd_ps(av, bv[j], acc[i][j]);
+                        acc[i][j] = s.fma(av, bv[j], acc[i][j]);
                     }
                 }
-                bp = bp.add(PANEL);
+                bp = bp.add(S::PANEL);
             }
         }
         for i in 0..MR {
             for j in 0..NV {
-                let cp = (*c.add(i)).add(column + 16 * j);
-                let m = if j + 1 < NV { 0xffff } else { mask };
-                let v = match into {
-                    Into::Set => acc[i][j],
-                    Into::Add => _mm512_add_ps(_mm512_maskz_loadu_ps(m, cp), acc[i][j]),
-                };
-                _mm512_mask_storeu_ps(cp, m, v);
+                let n = if j + 1 < NV { S::LANES } else { columns };
+                write(s, (*c.add(i)).add(column + S::LANES * j), n, acc[i][j], into);
             }
         }
     }
@@ -82,49 +74,40 @@ impl Block {
     ///
     /// # Safety
     /// As [`tile`], for every pixel, tap and panel.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn multiply(&self, taps: usize, k: usize, n: usize, add: bool) {
-        macro_rules! rows {
-            ($mr:expr, $nv:literal, $($args:tt)*) => {
-                match $mr {
-                    1 => tile::<1, $nv>($($args)*),
-                    2 => tile::<2, $nv>($($args)*),
-                    3 => tile::<3, $nv>($($args)*),
-                    4 => tile::<4, $nv>($($args)*),
-                    5 => tile::<5, $nv>($($args)*),
-                    _ => tile::<6, $nv>($($args)*),
-                }
-            };
-        }
+    unsafe fn multiply<S: Simd>(&self, s: S, (taps, k, n): (usize, usize, usize), add: bool) {
+        s.run(
+            #[inline(always)]
+            || {
+                // SAFETY: the caller's promise.
+                unsafe { self.tiles(s, (taps, k, n), add) }
+            },
+        )
+    }
+
+    /// # Safety
+    /// As [`Block::multiply`].
+    #[inline(always)]
+    unsafe fn tiles<S: Simd>(&self, s: S, (taps, k, n): (usize, usize, usize), add: bool) {
         // Either several whole taps or a part of one at a time.
         let (group, part) = if k >= TERMS { (1, TERMS) } else { ((TERMS / k).max(1), k) };
-        for panel in 0..n.div_ceil(PANEL) {
-            let column = panel * PANEL;
-            let width = (n - column).min(PANEL);
-            let nv = width.div_ceil(16);
-            let mask = lanes(width - 16 * (nv - 1));
+        for panel in 0..n.div_ceil(S::PANEL) {
+            let column = panel * S::PANEL;
+            let width = (n - column).min(S::PANEL);
+            let nv = width.div_ceil(S::LANES);
+            let columns = width - S::LANES * (nv - 1);
             for t in (0..taps).step_by(group) {
                 for k0 in (0..k).step_by(part) {
-                    let terms = (group.min(taps - t), part.min(k - k0));
+                    let terms = (group.min(taps - t), part.min(k - k0), k0);
                     let into = if add || t > 0 || k0 > 0 { Into::Add } else { Into::Set };
                     let mut i = 0;
                     while i < self.c.len() {
-                        let mr = match self.c.len() - i {
-                            left @ 0..=6 => left,
-                            left @ 7..=11 => left.div_ceil(2),
-                            _ => 6,
-                        };
+                        let mr = tile_rows(self.c.len() - i);
                         // SAFETY: the caller's promise.
                         unsafe {
-                            let a = (self.a.as_ptr().add(t * PIXELS + i), PIXELS);
+                            let a = self.a.as_ptr().add(t * PIXELS + i);
                             let b = self.b.as_ptr().add(panel * taps + t);
-                            let c = self.c.as_ptr().add(i);
-                            match nv {
-                                4 => rows!(mr, 4, terms, a, b, k0, c, column, into, mask),
-                                3 => rows!(mr, 3, terms, a, b, k0, c, column, into, mask),
-                                2 => rows!(mr, 2, terms, a, b, k0, c, column, into, mask),
-                                _ => rows!(mr, 1, terms, a, b, k0, c, column, into, mask),
-                            }
+                            let c = (self.c.as_ptr().add(i), column);
+                            tiles!(tile::<S>(mr, nv)(s, terms, a, b, c, into, columns));
                         }
                         i += mr;
                     }
@@ -134,23 +117,23 @@ impl Block {
     }
 }
 
-/// The weights as right-hand matrices: `[group][panel of 64 columns][tap][row][64]`, padded with zeros. Rows are
+/// The weights as right-hand matrices: `[group][panel][tap][row][column]`, padded with zeros. Rows are
 /// input and columns output channels of the forward pass, or the reverse.
-fn pack(proof: Avx512, g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
+fn pack<S: Simd>(s: S, g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
     let (ci, co, taps) = (g.cig(), g.cog(), g.taps());
     let (k, n) = if transposed { (co, ci) } else { (ci, co) };
     if taps == 1 && g.groups == 1 && !transposed {
-        return panels_of_transposed(proof, (n, k), (w, k));
+        return panels_of_transposed(s, (n, k), (w, k));
     }
-    let panels = n.div_ceil(PANEL);
-    let mut packed = Buf::dirty(g.groups * panels * taps * k * PANEL);
-    packed.par_chunks_exact_mut(taps * k * PANEL).enumerate().for_each(|(task, out)| {
-        let (group, n0) = (task / panels, task % panels * PANEL);
-        let width = (n - n0).min(PANEL);
+    let panels = n.div_ceil(S::PANEL);
+    let mut packed = Buf::dirty(g.groups * panels * taps * k * S::PANEL);
+    packed.par_chunks_exact_mut(taps * k * S::PANEL).enumerate().for_each(|(task, out)| {
+        let (group, n0) = (task / panels, task % panels * S::PANEL);
+        let width = (n - n0).min(S::PANEL);
         let w = &w[group * co * ci * taps..];
         for row in 0..k {
             for tap in 0..taps {
-                let out = &mut out[(tap * k + row) * PANEL..][..PANEL];
+                let out = &mut out[(tap * k + row) * S::PANEL..][..S::PANEL];
                 for (j, out) in out[..width].iter_mut().enumerate() {
                     let (o, i) = if transposed { (row, n0 + j) } else { (n0 + j, row) };
                     *out = w[(o * ci + i) * taps + tap];
@@ -162,15 +145,15 @@ fn pack(proof: Avx512, g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
     packed
 }
 
-pub fn forward(proof: Avx512, g: &Geometry, x: &[f32], w: &[f32], y: &mut [f32], add: bool) {
+pub fn forward<S: Simd>(s: S, g: &Geometry, (x, w): (&[f32], &[f32]), y: &mut [f32], add: bool) {
     let (k, n, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    let packed = pack(proof, g, w, false);
+    let packed = pack(s, g, w, false);
     let zeros = Buf::<f32>::zeros(k);
     let (oh, ow) = (g.oh(), g.ow());
     let pixels = g.n * oh * ow;
     let blocks = pixels.div_ceil(PIXELS);
     let y = Shared::new(y);
-    let panels = n.div_ceil(PANEL);
+    let panels = n.div_ceil(S::PANEL);
     par(blocks * g.groups, |task| {
         let (group, p0) = (task / blocks, task % blocks * PIXELS);
         let p1 = pixels.min(p0 + PIXELS);
@@ -194,10 +177,10 @@ pub fn forward(proof: Avx512, g: &Geometry, x: &[f32], w: &[f32], y: &mut [f32],
             // SAFETY: pixel `p` of y.
             block.c.push(unsafe { y.at(p * g.co + group * n) });
         }
-        let tap_of = |i: usize| packed[(group * panels * taps + i) * k * PANEL..].as_ptr();
+        let tap_of = |i: usize| packed[(group * panels * taps + i) * k * S::PANEL..].as_ptr();
         block.b.extend((0..panels * taps).map(tap_of));
-        // SAFETY: AVX-512F is proved; tasks have pixels or groups of their own.
-        unsafe { block.multiply(taps, k, n, add) };
+        // SAFETY: tasks have pixels or groups of their own.
+        unsafe { block.multiply(s, (taps, k, n), add) };
     });
 }
 
@@ -211,12 +194,12 @@ fn taps_of_residue(kernel: usize, stride: usize, pad: usize, r: usize) -> Vec<(u
         .collect()
 }
 
-pub fn grad_input(proof: Avx512, g: &Geometry, dy: &[f32], w: &[f32], dx: &mut [f32], add: bool) {
+pub fn grad_input<S: Simd>(s: S, g: &Geometry, (dy, w): (&[f32], &[f32]), dx: &mut [f32], add: bool) {
     let (k, n, all, kw) = (g.cog(), g.cig(), g.taps(), g.kernel[1]);
-    let packed = pack(proof, g, w, true);
+    let packed = pack(s, g, w, true);
     let zeros = Buf::<f32>::zeros(k);
     let (oh, ow) = (g.oh(), g.ow());
-    let panels = n.div_ceil(PANEL);
+    let panels = n.div_ceil(S::PANEL);
     let dx = Shared::new(dx);
     // Input positions of equal residue modulo the stride see the same taps: one gemm a residue class.
     for ry in 0..g.stride[0].min(g.h) {
@@ -267,13 +250,13 @@ pub fn grad_input(proof: Avx512, g: &Geometry, dy: &[f32], w: &[f32], dx: &mut [
                     for (a, _) in &ys {
                         for (b, _) in &xs {
                             let tap = a * kw + b;
-                            let at = ((group * panels + panel) * all + tap) * k * PANEL;
+                            let at = ((group * panels + panel) * all + tap) * k * S::PANEL;
                             block.b.push(packed[at..].as_ptr());
                         }
                     }
                 }
-                // SAFETY: AVX-512F is proved; tasks have pixels or groups of their own.
-                unsafe { block.multiply(taps, k, n, add) };
+                // SAFETY: tasks have pixels or groups of their own.
+                unsafe { block.multiply(s, (taps, k, n), add) };
             });
         }
     }
@@ -287,38 +270,35 @@ struct Run {
     len: usize,
 }
 
-/// c += Σ a_i b_j over the pixels of `runs`: `MR` rows, `16 NV` columns.
+/// c += Σ a_i b_j over the pixels of `runs`: `MR` rows, `NV` vectors. Of the last vector `columns` count.
 ///
 /// # Safety
-/// AVX-512F is there; the pixels of a run hold `MR` floats at `a + row` and `16 NV` (the last vector only in the
-/// lanes of `mask`) at `b`, steps apart; `c` has room.
-#[inline]
-#[target_feature(enable = "avx512f")]
+/// The pixels of a run hold `MR` floats at `a + row` and the columns at `b`, steps apart; `c` has room for whole vectors.
+#[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn outer<const MR: usize, const NV: usize>(
+unsafe fn outer<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
     runs: &[Run],
     (row, a_step, b_step): (usize, usize, usize),
     (c, ldc): (*mut f32, usize),
-    mask: __mmask16,
+    columns: usize,
 ) {
     // SAFETY: the caller's promise; `wrapping_add` because a pointer's last step may lie beyond the tensor.
     unsafe {
-        let mut acc = [[_mm512_setzero_ps(); NV]; MR];
+        let mut acc = [[s.zero(); NV]; MR];
         for run in runs {
             let (mut ap, mut bp) = (run.a.add(row), run.b);
             for _ in 0..run.len {
-                let mut bv = [_mm512_setzero_ps(); NV];
+                let mut bv = [s.zero(); NV];
                 for j in 0..NV {
-                    bv[j] = if j + 1 < NV {
-                        _mm512_loadu_ps(bp.add(16 * j))
-                    } else {
-                        _mm512_maskz_loadu_ps(mask, bp.add(16 * j))
-                    };
+                    let p = bp.add(S::LANES * j);
+                    bv[j] =
+                        if j + 1 < NV || columns == S::LANES { s.load(p) } else { s.load_part(p, columns) };
                 }
                 for i in 0..MR {
-                    let av = _mm512_set1_ps(*ap.add(i));
+                    let av = s.splat(*ap.add(i));
                     for j in 0..NV {
-                        acc[i][j] = _mm512_fmadd_ps(av, bv[j], acc[i][j]);
+                        acc[i][j] = s.fma(av, bv[j], acc[i][j]);
                     }
                 }
                 ap = ap.wrapping_add(a_step);
@@ -327,8 +307,7 @@ unsafe fn outer<const MR: usize, const NV: usize>(
         }
         for i in 0..MR {
             for j in 0..NV {
-                let cp = c.add(i * ldc + 16 * j);
-                _mm512_storeu_ps(cp, _mm512_add_ps(_mm512_loadu_ps(cp), acc[i][j]));
+                write(s, c.add(i * ldc + S::LANES * j), S::LANES, acc[i][j], Into::Add);
             }
         }
     }
@@ -337,17 +316,17 @@ unsafe fn outer<const MR: usize, const NV: usize>(
 /// Tasks that the weight gradient is cut into at least, whatever the number of threads.
 const TASKS: usize = 32;
 
-pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32]) {
+pub fn grad_weight<S: Simd>(s: S, g: &Geometry, (x, dy): (&[f32], &[f32]), dw: &mut [f32]) {
     let (ci, co, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    // Vectors run over the side with more channels. A task owns a panel of 64 of them and all rows.
+    // Vectors run over the side with more channels. A task owns a panel of them and all rows.
     let wide_out = co >= ci;
     let (rows, columns) = if wide_out { (ci, co) } else { (co, ci) };
-    let panels = columns.div_ceil(PANEL);
+    let panels = columns.div_ceil(S::PANEL);
     let tasks = g.groups * panels;
     // The batch is cut too, into a number of parts that depends on the shape alone.
     let parts = TASKS.div_ceil(tasks).clamp(1, g.n);
     let per_part = g.n.div_ceil(parts);
-    let size = rows * PANEL;
+    let size = rows * S::PANEL;
     let (oh, ow) = (g.oh(), g.ow());
     // The panel of dy is the same for every tap, and that of x if there is one tap: then it is copied out of its
     // rows, whose strides of whole pages would make it miss every cache, and used for all rows and taps.
@@ -355,8 +334,8 @@ pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32
     let mut sums = Buf::<f32>::zeros(parts * tasks * taps * size);
     sums.par_chunks_exact_mut(taps * size).with_max_len(1).enumerate().for_each(|(task, sums)| {
         let (part, task) = (task / tasks, task % tasks);
-        let (group, column) = (task / panels, task % panels * PANEL);
-        let width = PANEL.min(columns - column);
+        let (group, column) = (task / panels, task % panels * S::PANEL);
+        let width = S::PANEL.min(columns - column);
         let (x_from, dy_from) = match wide_out {
             true => (group * ci, group * co + column),
             false => (group * ci + column, group * co),
@@ -365,12 +344,12 @@ pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32
         // As many output rows at a time as give about TERMS pixels.
         let step = (TERMS / ow).max(1);
         let mut runs = Vec::with_capacity(step);
-        let mut panel = Buf::<f32>::dirty(if packed { step * ow * PANEL } else { 0 });
+        let mut panel = Buf::<f32>::dirty(if packed { step * ow * S::PANEL } else { 0 });
         for first in output_rows.clone().step_by(step) {
             let block = first..output_rows.end.min(first + step);
             if packed {
                 let pixels = block.clone().flat_map(|r| (0..ow).map(move |ox| (r, ox)));
-                for ((r, ox), to) in pixels.zip(panel.chunks_exact_mut(PANEL)) {
+                for ((r, ox), to) in pixels.zip(panel.chunks_exact_mut(S::PANEL)) {
                     let from = match wide_out {
                         true => Some(&dy[(r * ow + ox) * g.co + dy_from..]),
                         false => {
@@ -403,7 +382,7 @@ pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32
                             let dyp = dy[(r * ow + ox0) * g.co + dy_from..].as_ptr();
                             let (a, b) = if wide_out { (xp, dyp) } else { (dyp, xp) };
                             let b = match packed {
-                                true => panel[((r - first) * ow + ox0) * PANEL..].as_ptr(),
+                                true => panel[((r - first) * ow + ox0) * S::PANEL..].as_ptr(),
                                 false => b,
                             };
                             runs.push(Run { a, b, len: ox1 - ox0 });
@@ -412,9 +391,9 @@ pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32
                     let to = sums[(a * kw + b) * size..].as_mut_ptr();
                     let (x_step, dy_step) = (g.stride[1] * g.ci, g.co);
                     let (a_step, b_step) = if wide_out { (x_step, dy_step) } else { (dy_step, x_step) };
-                    let b_step = if packed { PANEL } else { b_step };
-                    // SAFETY: AVX-512F is proved; the runs lie inside x, dy and the panel.
-                    unsafe { outer_block(&runs, (a_step, b_step), to, (rows, width)) };
+                    let b_step = if packed { S::PANEL } else { b_step };
+                    // SAFETY: the runs lie inside x, dy and the panel.
+                    unsafe { outer_block(s, &runs, (a_step, b_step), to, (rows, width)) };
                 }
             }
         }
@@ -428,57 +407,40 @@ pub fn grad_weight(_: Avx512, g: &Geometry, x: &[f32], dy: &[f32], dw: &mut [f32
         let (group, o) = (o / co, o % co);
         for (i, dw) in dw.chunks_exact_mut(taps).enumerate() {
             let (r, c) = if wide_out { (i, o) } else { (o, i) };
-            let task = group * panels + c / PANEL;
+            let task = group * panels + c / S::PANEL;
             for (tap, dw) in dw.iter_mut().enumerate() {
-                *dw = first[(task * taps + tap) * size + r * PANEL + c % PANEL];
+                *dw = first[(task * taps + tap) * size + r * S::PANEL + c % S::PANEL];
             }
         }
     });
 }
 
-/// [`outer`] over `rows` rows and one panel of columns; `c` has rows of [`PANEL`] floats.
+/// [`outer`] over `rows` rows and one panel of columns; `c` has rows of a panel.
 ///
 /// # Safety
 /// As [`outer`].
-#[target_feature(enable = "avx512f")]
-unsafe fn outer_block(
+unsafe fn outer_block<S: Simd>(
+    s: S,
     runs: &[Run],
     (a_step, b_step): (usize, usize),
     c: *mut f32,
     (rows, columns): (usize, usize),
 ) {
-    macro_rules! rows {
-        ($mr:expr, $nv:literal, $($args:tt)*) => {
-            match $mr {
-                1 => outer::<1, $nv>($($args)*),
-                2 => outer::<2, $nv>($($args)*),
-                3 => outer::<3, $nv>($($args)*),
-                4 => outer::<4, $nv>($($args)*),
-                5 => outer::<5, $nv>($($args)*),
-                _ => outer::<6, $nv>($($args)*),
+    let nv = columns.div_ceil(S::LANES);
+    let columns = columns - S::LANES * (nv - 1);
+    s.run(
+        #[inline(always)]
+        || {
+            let mut i = 0;
+            while i < rows {
+                let mr = tile_rows(rows - i);
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let to = (c.add(i * S::PANEL), S::PANEL);
+                    tiles!(outer::<S>(mr, nv)(s, runs, (i, a_step, b_step), to, columns));
+                }
+                i += mr;
             }
-        };
-    }
-    let nv = columns.div_ceil(16);
-    let mask = lanes(columns - 16 * (nv - 1));
-    let mut i = 0;
-    while i < rows {
-        let mr = match rows - i {
-            left @ 0..=6 => left,
-            left @ 7..=11 => left.div_ceil(2),
-            _ => 6,
-        };
-        // SAFETY: the caller's promise.
-        unsafe {
-            let to = (c.add(i * PANEL), PANEL);
-            let steps = (i, a_step, b_step);
-            match nv {
-                4 => rows!(mr, 4, runs, steps, to, mask),
-                3 => rows!(mr, 3, runs, steps, to, mask),
-                2 => rows!(mr, 2, runs, steps, to, mask),
-                _ => rows!(mr, 1, runs, steps, to, mask),
-            }
-        }
-        i += mr;
-    }
+        },
+    )
 }

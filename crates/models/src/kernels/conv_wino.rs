@@ -8,14 +8,11 @@
 //! - input gradient: the same with the kernel rotated and its channels swapped;
 //! - weight gradient: D = A dy Aᵀ, dU\[ξ\] = D\[ξ\]ᵀ V\[ξ\] summed over tiles, dw = Gᵀ dU G.
 //!
-//! Channels are innermost, so the transforms are plain vector additions over 16 channels at a time, and weights
+//! Channels are innermost, so the transforms are plain vector additions over as many channels as a vector has, and weights
 //! are gathered from and scattered to PyTorch's order inside their own transforms. Work is cut by shape only.
 use super::conv::Geometry;
-use super::simd::{Avx512, Into, PANEL, lanes, sgemm};
+use super::simd::{Into, Simd, sgemm, write};
 use super::{Buf, Shared, par};
-use std::arch::x86_64::*;
-
-type V = __m512;
 
 /// Which of the two convolutions of the forward shape is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +30,15 @@ const SKEW: usize = 16;
 /// Tiles that one task transforms.
 const TILES: usize = 4;
 
+/// Channels of a block, where channels are cut: a left-hand matrix has rows of as many.
+const BLOCK: usize = 64;
+
 /// y = Bᵀ x (T to T).
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn bt<const T: usize>(x: &[V; T]) -> [V; T] {
-    let (add, sub) = (|a, b| _mm512_add_ps(a, b), |a, b| _mm512_sub_ps(a, b));
-    let fma = |s: f32, a, b| _mm512_fmadd_ps(_mm512_set1_ps(s), a, b);
-    let mut y = [_mm512_setzero_ps(); T];
+#[inline(always)]
+fn bt<S: Simd, const T: usize>(v: S, x: &[S::V; T]) -> [S::V; T] {
+    let (add, sub) = (|a, b| v.add(a, b), |a, b| v.sub(a, b));
+    let fma = |s: f32, a, b| v.fma(v.splat(s), a, b);
+    let mut y = [v.zero(); T];
     if T == 4 {
         y[0] = sub(x[0], x[2]);
         y[1] = add(x[1], x[2]);
@@ -59,12 +58,11 @@ fn bt<const T: usize>(x: &[V; T]) -> [V; T] {
 }
 
 /// y = Aᵀ x (T to M).
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn at<const T: usize, const M: usize>(x: &[V; T]) -> [V; M] {
-    let (add, sub) = (|a, b| _mm512_add_ps(a, b), |a, b| _mm512_sub_ps(a, b));
-    let fma = |s: f32, a, b| _mm512_fmadd_ps(_mm512_set1_ps(s), a, b);
-    let mut y = [_mm512_setzero_ps(); M];
+#[inline(always)]
+fn at<S: Simd, const T: usize, const M: usize>(v: S, x: &[S::V; T]) -> [S::V; M] {
+    let (add, sub) = (|a, b| v.add(a, b), |a, b| v.sub(a, b));
+    let fma = |s: f32, a, b| v.fma(v.splat(s), a, b);
+    let mut y = [v.zero(); M];
     if T == 4 {
         y[0] = add(add(x[0], x[1]), x[2]);
         y[1] = sub(sub(x[1], x[2]), x[3]);
@@ -79,17 +77,16 @@ fn at<const T: usize, const M: usize>(x: &[V; T]) -> [V; M] {
 }
 
 /// y = A x (M to T), the adjoint of [`at`].
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn a_adjoint<const T: usize, const M: usize>(x: &[V; M]) -> [V; T] {
-    let (add, sub) = (|a, b| _mm512_add_ps(a, b), |a, b| _mm512_sub_ps(a, b));
-    let fma = |s: f32, a, b| _mm512_fmadd_ps(_mm512_set1_ps(s), a, b);
-    let mut y = [_mm512_setzero_ps(); T];
+#[inline(always)]
+fn a_adjoint<S: Simd, const T: usize, const M: usize>(v: S, x: &[S::V; M]) -> [S::V; T] {
+    let (add, sub) = (|a, b| v.add(a, b), |a, b| v.sub(a, b));
+    let fma = |s: f32, a, b| v.fma(v.splat(s), a, b);
+    let mut y = [v.zero(); T];
     y[0] = x[0];
     if T == 4 {
         y[1] = add(x[0], x[1]);
         y[2] = sub(x[0], x[1]);
-        y[3] = sub(_mm512_setzero_ps(), x[1]);
+        y[3] = sub(v.zero(), x[1]);
     } else {
         let (e, o) = (add(x[0], x[2]), add(x[1], x[3]));
         y[1] = add(e, o);
@@ -103,12 +100,11 @@ fn a_adjoint<const T: usize, const M: usize>(x: &[V; M]) -> [V; T] {
 }
 
 /// y = G x (3 to T).
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn g<const T: usize>(x: &[V; 3]) -> [V; T] {
-    let (add, sub) = (|a, b| _mm512_add_ps(a, b), |a, b| _mm512_sub_ps(a, b));
-    let mul = |s: f32, a| _mm512_mul_ps(_mm512_set1_ps(s), a);
-    let mut y = [_mm512_setzero_ps(); T];
+#[inline(always)]
+fn g<S: Simd, const T: usize>(v: S, x: &[S::V; 3]) -> [S::V; T] {
+    let (add, sub) = (|a, b| v.add(a, b), |a, b| v.sub(a, b));
+    let mul = |s: f32, a| v.mul(v.splat(s), a);
+    let mut y = [v.zero(); T];
     if T == 4 {
         let s = add(x[0], x[2]);
         y[0] = x[0];
@@ -129,11 +125,10 @@ fn g<const T: usize>(x: &[V; 3]) -> [V; T] {
 }
 
 /// y = Gᵀ x (T to 3).
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn gt<const T: usize>(x: &[V; T]) -> [V; 3] {
-    let (add, sub) = (|a, b| _mm512_add_ps(a, b), |a, b| _mm512_sub_ps(a, b));
-    let mul = |s: f32, a| _mm512_mul_ps(_mm512_set1_ps(s), a);
+#[inline(always)]
+fn gt<S: Simd, const T: usize>(v: S, x: &[S::V; T]) -> [S::V; 3] {
+    let (add, sub) = (|a, b| v.add(a, b), |a, b| v.sub(a, b));
+    let mul = |s: f32, a| v.mul(v.splat(s), a);
     if T == 4 {
         let (s, d) = (mul(0.5, add(x[1], x[2])), mul(0.5, sub(x[1], x[2])));
         [add(x[0], s), d, add(s, x[3])]
@@ -150,22 +145,22 @@ fn gt<const T: usize>(x: &[V; T]) -> [V; 3] {
 
 /// Applies a 1-D map to the columns, then to the rows of an R × R patch of vectors, giving S × S.
 macro_rules! map2 {
-    ($f:expr, $d:expr, $r:expr, $s:expr) => {{
-        let zero = _mm512_setzero_ps();
+    ($v:expr, $f:expr, $d:expr, $r:expr, $s:expr) => {{
+        let zero = $v.zero();
         let mut half = [[zero; $r]; $s];
         for c in 0..$r {
             let mut column = [zero; $r];
             for r in 0..$r {
                 column[r] = $d[r][c];
             }
-            let mapped = $f(&column);
+            let mapped = $f($v, &column);
             for r in 0..$s {
                 half[r][c] = mapped[r];
             }
         }
         let mut out = [[zero; $s]; $s];
         for r in 0..$s {
-            out[r] = $f(&half[r]);
+            out[r] = $f($v, &half[r]);
         }
         out
     }};
@@ -196,40 +191,59 @@ impl Tiling {
     }
 }
 
-/// Where a transformed tile goes: channel `c` of position ξ lies at
-/// `data + ξ plane + c / 64 panel + c % 64`, with the channels of a tile padded to whole vectors.
+/// Where a transformed tile goes: channel `c` of position ξ lies at `data + ξ plane + c / width panel + c % width`, with the
+/// channels of a tile padded to whole vectors.
 #[derive(Clone, Copy)]
 struct Planes {
     data: *mut f32,
     plane: usize,
     panel: usize,
+    width: usize,
 }
 
-/// Loads an R × R patch of 16 channels whose first pixel is (y, x); zeros outside the image.
+impl Planes {
+    /// Stores the T × T vectors of channels `c..`.
+    ///
+    /// # Safety
+    /// There is room for them.
+    #[inline(always)]
+    unsafe fn store<S: Simd, const T: usize>(&self, v: S, c: usize, values: [[S::V; T]; T]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = self.data.add(c / self.width * self.panel + c % self.width);
+            for (r, row) in values.iter().enumerate() {
+                for (q, value) in row.iter().enumerate() {
+                    v.store(to.add((r * T + q) * self.plane), *value);
+                }
+            }
+        }
+    }
+}
+
+/// Loads an R × R patch of a vector of channels whose first pixel is (y, x); zeros outside the image.
 ///
 /// # Safety
-/// AVX-512F is there and `image` holds `h w c` floats.
-#[inline]
-#[target_feature(enable = "avx512f")]
+/// `image` holds `h w c` floats.
+#[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn load_patch<const R: usize>(
+unsafe fn load_patch<S: Simd, const R: usize>(
+    v: S,
     s: &Tiling,
     image: *const f32,
     (y, x): (isize, isize),
     channel: usize,
-) -> [[V; R]; R] {
-    let mut d = [[_mm512_setzero_ps(); R]; R];
+) -> [[S::V; R]; R] {
+    let mut d = [[v.zero(); R]; R];
     let inside = y >= 0 && x >= 0 && y + R as isize <= s.h as isize && x + R as isize <= s.w as isize;
-    let whole = channel + 16 <= s.c;
-    let mask = lanes(s.c - channel);
+    let whole = channel + S::LANES <= s.c;
     for r in 0..R {
         for q in 0..R {
             let (yy, xx) = (y + r as isize, x + q as isize);
             if inside || (yy >= 0 && xx >= 0 && yy < s.h as isize && xx < s.w as isize) {
-                // SAFETY: the pixel is inside the image, and so are the lanes of the mask.
+                // SAFETY: the pixel is inside the image, and so are the channels that are left.
                 d[r][q] = unsafe {
                     let p = image.offset((yy * s.w as isize + xx) * s.c as isize).add(channel);
-                    if whole { _mm512_loadu_ps(p) } else { _mm512_maskz_loadu_ps(mask, p) }
+                    if whole { v.load(p) } else { v.load_part(p, s.c - channel) }
                 };
             }
         }
@@ -240,116 +254,112 @@ unsafe fn load_patch<const R: usize>(
 /// V = Bᵀ x B of one tile.
 ///
 /// # Safety
-/// AVX-512F is there, `x` holds the images of the tiling and `to` has room.
-#[target_feature(enable = "avx512f")]
+/// `x` holds the images of the tiling and `to` has room.
 #[allow(clippy::needless_range_loop)]
-unsafe fn transform_input<const T: usize>(s: &Tiling, x: *const f32, t: usize, to: Planes) {
+unsafe fn transform_input<S: Simd, const T: usize>(v: S, s: &Tiling, x: *const f32, t: usize, to: Planes) {
     let (image, y0, x0) = s.at(t);
-    for c in (0..s.c).step_by(16) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let d = load_patch::<T>(s, x.add(image * s.h * s.w * s.c), (y0, x0), c);
-            let o = map2!(bt::<T>, d, T, T);
-            let to_c = to.data.add(c / PANEL * to.panel + c % PANEL);
-            for r in 0..T {
-                for q in 0..T {
-                    _mm512_storeu_ps(to_c.add((r * T + q) * to.plane), o[r][q]);
+    v.run(
+        #[inline(always)]
+        || {
+            for c in (0..s.c).step_by(S::LANES) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let d = load_patch::<S, T>(v, s, x.add(image * s.h * s.w * s.c), (y0, x0), c);
+                    to.store::<S, T>(v, c, map2!(v, bt::<S, T>, d, T, T));
                 }
             }
-        }
-    }
+        },
+    )
 }
 
 /// D = A dy Aᵀ of one tile.
 ///
 /// # Safety
 /// As [`transform_input`].
-#[target_feature(enable = "avx512f")]
 #[allow(clippy::needless_range_loop)]
-unsafe fn transform_gradient<const T: usize, const M: usize>(
+unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
+    v: S,
     s: &Tiling,
     dy: *const f32,
     t: usize,
     to: Planes,
 ) {
     let (image, y0, x0) = s.at(t);
-    for c in (0..s.c).step_by(16) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let d = load_patch::<M>(s, dy.add(image * s.h * s.w * s.c), (y0, x0), c);
-            let f = |a: &[V; M]| a_adjoint::<T, M>(a);
-            let o = map2!(f, d, M, T);
-            let to_c = to.data.add(c / PANEL * to.panel + c % PANEL);
-            for r in 0..T {
-                for q in 0..T {
-                    _mm512_storeu_ps(to_c.add((r * T + q) * to.plane), o[r][q]);
+    v.run(
+        #[inline(always)]
+        || {
+            for c in (0..s.c).step_by(S::LANES) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let d = load_patch::<S, M>(v, s, dy.add(image * s.h * s.w * s.c), (y0, x0), c);
+                    to.store::<S, T>(v, c, map2!(v, a_adjoint::<S, T, M>, d, M, T));
                 }
             }
-        }
-    }
+        },
+    )
 }
 
 /// y = Aᵀ M A of one tile, for channels `c0..c1` whose products start at `from`.
 ///
 /// # Safety
-/// AVX-512F is there, `y` holds the images of the tiling, `from` the products; no other task has this tile and
-/// these channels.
-#[target_feature(enable = "avx512f")]
+/// `y` holds the images of the tiling, `from` the products; no other task has this tile and these channels.
 #[allow(clippy::needless_range_loop)]
-unsafe fn transform_output<const T: usize, const M: usize>(
+unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
+    v: S,
     s: &Tiling,
     (from, plane): (*const f32, usize),
     t: usize,
     (c0, c1): (usize, usize),
-    y: *mut f32,
-    add: bool,
+    (y, into): (*mut f32, Into),
 ) {
     let (image, y0, x0) = s.at(t);
     // Output tiles start inside the image: only their far ends may stick out.
     let (y0, x0) = (y0 as usize, x0 as usize);
-    for c in (c0..c1).step_by(16) {
-        let mask = lanes(c1 - c);
-        let mut d = [[_mm512_setzero_ps(); T]; T];
-        for r in 0..T {
-            for q in 0..T {
-                // SAFETY: the products of a tile are padded to whole vectors.
-                d[r][q] = unsafe { _mm512_loadu_ps(from.add((r * T + q) * plane + c - c0)) };
-            }
-        }
-        let f = |a: &[V; T]| at::<T, M>(a);
-        let o = map2!(f, d, T, M);
-        for r in 0..M {
-            for q in 0..M {
-                let (yy, xx) = (y0 + r, x0 + q);
-                if yy < s.h && xx < s.w {
-                    // SAFETY: the pixel is inside the image, and so are the lanes of the mask.
-                    unsafe {
-                        let p = y.add(((image * s.h + yy) * s.w + xx) * s.c + c);
-                        let old = if add { _mm512_maskz_loadu_ps(mask, p) } else { _mm512_setzero_ps() };
-                        _mm512_mask_storeu_ps(p, mask, _mm512_add_ps(o[r][q], old));
+    v.run(
+        #[inline(always)]
+        || {
+            for c in (c0..c1).step_by(S::LANES) {
+                let mut d = [[v.zero(); T]; T];
+                for r in 0..T {
+                    for q in 0..T {
+                        // SAFETY: the products of a tile are padded to whole vectors.
+                        d[r][q] = unsafe { v.load(from.add((r * T + q) * plane + c - c0)) };
+                    }
+                }
+                let o: [[S::V; M]; M] = map2!(v, at::<S, T, M>, d, T, M);
+                for r in 0..M {
+                    for q in 0..M {
+                        let (yy, xx) = (y0 + r, x0 + q);
+                        if yy < s.h && xx < s.w {
+                            // SAFETY: the pixel is inside the image, and so are the channels that are left.
+                            unsafe {
+                                let p = y.add(((image * s.h + yy) * s.w + xx) * s.c + c);
+                                write(v, p, S::LANES.min(c1 - c), o[r][q], into);
+                            }
+                        }
                     }
                 }
             }
-        }
-    }
+        },
+    )
 }
 
 /// The weights of a convolution, seen as the right-hand matrices of the gemms: rows `k`, columns `n`.
 #[derive(Clone, Copy)]
-struct Weights<'a> {
+struct Weights<'a, S> {
+    v: S,
     w: &'a [f32],
     k: usize,
     n: usize,
     pass: Pass,
 }
 
-impl Weights<'_> {
+impl<S: Simd> Weights<'_, S> {
     /// U = G w Gᵀ for rows `k0..k1` and the columns from `n0` to the end of their panel, stored at
-    /// `u + ξ plane + (k - k0) 64 + (n - n0)`.
+    /// `u + ξ plane + (k - k0) PANEL + (n - n0)`.
     ///
     /// # Safety
-    /// AVX-512F is there and `u` has room for T² planes.
-    #[target_feature(enable = "avx512f")]
+    /// `u` has room for T² planes.
     #[allow(clippy::needless_range_loop)]
     unsafe fn transform<const T: usize>(
         &self,
@@ -358,53 +368,54 @@ impl Weights<'_> {
         u: *mut f32,
         plane: usize,
     ) {
+        let v = self.v;
         // Steps between the taps of neighbouring rows and columns in [out, in, 3, 3].
         let (row, column) = match self.pass {
             Pass::Forward => (9, 9 * self.k),
             Pass::GradInput => (9 * self.n, 9),
         };
-        let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        let index = _mm512_mullo_epi32(iota, _mm512_set1_epi32(column as i32));
-        for n in (n0..self.n.min(n0 + PANEL)).step_by(16) {
-            let mask = lanes(self.n - n);
-            for k in k0..k1 {
-                let base = self.w[k * row + n * column..].as_ptr();
-                let mut d = [[_mm512_setzero_ps(); 3]; 3];
-                for tap in 0..9 {
-                    let source = if self.pass == Pass::Forward { tap } else { 8 - tap };
-                    // SAFETY: the lanes of the mask are columns that exist, so the gather stays in `w`.
-                    d[tap / 3][tap % 3] = unsafe {
-                        let zero = _mm512_setzero_ps();
-                        _mm512_mask_i32gather_ps::<4>(zero, mask, index, base.add(source))
-                    };
-                }
-                let o = map2!(g::<T>, d, 3, T);
-                for a in 0..T {
-                    for b in 0..T {
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            let to = u.add((a * T + b) * plane + (k - k0) * PANEL + n - n0);
-                            _mm512_storeu_ps(to, o[a][b]);
+        v.run(
+            #[inline(always)]
+            || {
+                for n in (n0..self.n.min(n0 + S::PANEL)).step_by(S::LANES) {
+                    for k in k0..k1 {
+                        let base = self.w[k * row + n * column..].as_ptr();
+                        let mut d = [[v.zero(); 3]; 3];
+                        for tap in 0..9 {
+                            let source = if self.pass == Pass::Forward { tap } else { 8 - tap };
+                            // SAFETY: the columns that are left exist, so the gather stays in `w`.
+                            d[tap / 3][tap % 3] =
+                                unsafe { v.gather(base.add(source), column, S::LANES.min(self.n - n)) };
+                        }
+                        let o: [[S::V; T]; T] = map2!(v, g::<S, T>, d, 3, T);
+                        for a in 0..T {
+                            for b in 0..T {
+                                // SAFETY: the caller's promise.
+                                unsafe {
+                                    let to = u.add((a * T + b) * plane + (k - k0) * S::PANEL + n - n0);
+                                    v.store(to, o[a][b]);
+                                }
+                            }
                         }
                     }
                 }
-            }
-        }
+            },
+        )
     }
 
-    /// All of U in panels: column panel `j` of position ξ starts at `ξ plane + j k 64`. Returns U and `plane`.
-    fn transform_all<const T: usize>(&self, _: Avx512) -> (Buf<f32>, usize) {
-        let (k, panels) = (self.k, self.n.div_ceil(PANEL));
-        let plane = panels * k * PANEL + SKEW;
+    /// All of U in panels: column panel `j` of position ξ starts at `ξ plane + j k PANEL`. Returns U and `plane`.
+    fn transform_all<const T: usize>(&self) -> (Buf<f32>, usize) {
+        let (k, panels) = (self.k, self.n.div_ceil(S::PANEL));
+        let plane = panels * k * S::PANEL + SKEW;
         let mut u = Buf::dirty(T * T * plane);
         let out = Shared::new(&mut u);
-        let blocks = k.div_ceil(PANEL);
+        let blocks = k.div_ceil(BLOCK);
         par(blocks * panels, |task| {
-            let (kb, j) = (task % blocks * PANEL, task / blocks);
-            // SAFETY: AVX-512F is proved; every task writes rows and a panel of its own.
+            let (kb, j) = (task % blocks * BLOCK, task / blocks);
+            // SAFETY: every task writes rows and a panel of its own.
             unsafe {
-                let to = out.at((j * k + kb) * PANEL);
-                self.transform::<T>((kb, k.min(kb + PANEL)), j * PANEL, to, plane);
+                let to = out.at((j * k + kb) * S::PANEL);
+                self.transform::<T>((kb, k.min(kb + BLOCK)), j * S::PANEL, to, plane);
             }
         });
         (u, plane)
@@ -415,12 +426,11 @@ impl Weights<'_> {
 const U_IN_L2: usize = 3 << 20;
 
 /// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
-pub fn conv<const T: usize, const M: usize>(
-    proof: Avx512,
+pub fn conv<S: Simd, const T: usize, const M: usize>(
+    v: S,
     shape: &Geometry,
     pass: Pass,
-    x: &[f32],
-    w: &[f32],
+    (x, w): (&[f32], &[f32]),
     y: &mut [f32],
     add: bool,
 ) {
@@ -434,10 +444,11 @@ pub fn conv<const T: usize, const M: usize>(
     let (th, tw) = (ho.div_ceil(M), wo.div_ceil(M));
     let input = Tiling { h: hi, w: wi, c: k, y0, x0, th, tw, m: M };
     let output = Tiling { h: ho, w: wo, c: n, y0: 0, x0: 0, th, tw, m: M };
-    let weights = Weights { w, k, n, pass };
+    let weights = Weights { v, w, k, n, pass };
     let tiles = shape.n * th * tw;
     let y = Shared::new(y);
-    let job = Job { proof, input, output, weights, tiles, x, y, add };
+    let into = if add { Into::Add } else { Into::Set };
+    let job = Job { v, input, output, weights, tiles, x, y, into };
     if T * T * k * n * 4 <= U_IN_L2 {
         job.blocks_of_tiles::<T, M>();
     } else if tiles > 128 {
@@ -447,23 +458,55 @@ pub fn conv<const T: usize, const M: usize>(
     }
 }
 
-struct Job<'a> {
-    proof: Avx512,
+struct Job<'a, S> {
+    v: S,
     input: Tiling,
     output: Tiling,
-    weights: Weights<'a>,
+    weights: Weights<'a, S>,
     tiles: usize,
     x: &'a [f32],
     y: Shared<f32>,
-    add: bool,
+    into: Into,
 }
 
-impl Job<'_> {
+impl<S: Simd> Job<'_, S> {
+    /// The channels of a tile of V and of M, padded to whole vectors.
+    fn padded(&self) -> (usize, usize) {
+        (self.weights.k.next_multiple_of(S::LANES), self.weights.n.next_multiple_of(S::LANES))
+    }
+
+    /// V of tile `t`, with rows of all channels.
+    ///
+    /// # Safety
+    /// `to.data` has room for a tile.
+    unsafe fn input<const T: usize>(&self, t: usize, data: *mut f32, plane: usize) {
+        let to = Planes { data, plane, panel: 0, width: usize::MAX };
+        // SAFETY: the caller's promise; `x` holds the images.
+        unsafe { transform_input::<S, T>(self.v, &self.input, self.x.as_ptr(), t, to) }
+    }
+
+    /// Channels `channels` of the output tile `t` from their products.
+    ///
+    /// # Safety
+    /// As [`transform_output`].
+    unsafe fn output<const T: usize, const M: usize>(
+        &self,
+        from: (*const f32, usize),
+        t: usize,
+        channels: (usize, usize),
+    ) {
+        // SAFETY: the caller's promise; `y` holds the images.
+        unsafe {
+            let y = (self.y.at(0), self.into);
+            transform_output::<S, T, M>(self.v, &self.output, from, t, channels, y);
+        }
+    }
+
     /// U fits into L2: a task takes a block of tiles through all three stages, V and M never leave L2.
     fn blocks_of_tiles<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
-        let (kp, np) = (k.next_multiple_of(16), n.next_multiple_of(16));
-        let (u, u_plane) = self.weights.transform_all::<T>(self.proof);
+        let (kp, np) = self.padded();
+        let (u, u_plane) = self.weights.transform_all::<T>();
         // V and M of a block together fill half of L2; whole register tiles of 12 rows. Few tiles make smaller blocks, so
         // that every thread gets some.
         let block = (700_000 / (xi * (kp + np) * 4)).max(12) / 12 * 12;
@@ -476,22 +519,20 @@ impl Job<'_> {
             // SAFETY: buffers have the sizes of their planes; blocks have disjoint tiles, so outputs are disjoint.
             unsafe {
                 for t in t0..t1 {
-                    let data = v.as_mut_ptr().add((t - t0) * kp);
-                    let to = Planes { data, plane: v_plane, panel: PANEL };
-                    transform_input::<T>(&self.input, self.x.as_ptr(), t, to);
+                    self.input::<T>(t, v.as_mut_ptr().add((t - t0) * kp), v_plane);
                 }
                 for e in 0..xi {
                     sgemm(
+                        self.v,
                         (t1 - t0, np, k),
                         (v.as_ptr().add(e * v_plane), kp, 1),
-                        (u.as_ptr().add(e * u_plane), PANEL, k * PANEL),
+                        (u.as_ptr().add(e * u_plane), S::PANEL, k * S::PANEL),
                         (m.as_mut_ptr().add(e * m_plane), np),
                         Into::Set,
                     );
                 }
                 for t in t0..t1 {
-                    let from = (m.as_ptr().add((t - t0) * np), m_plane);
-                    transform_output::<T, M>(&self.output, from, t, (0, n), self.y.at(0), self.add);
+                    self.output::<T, M>((m.as_ptr().add((t - t0) * np), m_plane), t, (0, n));
                 }
             }
         });
@@ -500,8 +541,8 @@ impl Job<'_> {
     /// U lives in L3 and is read once per sweep of tiles: transform, then one task per position, then transform.
     fn positions<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
-        let (kp, np) = (k.next_multiple_of(16), n.next_multiple_of(16));
-        let (u, u_plane) = self.weights.transform_all::<T>(self.proof);
+        let (kp, np) = self.padded();
+        let (u, u_plane) = self.weights.transform_all::<T>();
         let sweep = 512.min(self.tiles);
         let (v_plane, m_plane) = (sweep * kp + SKEW, sweep * np + SKEW);
         let (mut v, mut m) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * m_plane));
@@ -511,18 +552,16 @@ impl Job<'_> {
             par((t1 - t0).div_ceil(TILES), |q| {
                 for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
                     // SAFETY: every task writes tiles of its own, within the planes.
-                    unsafe {
-                        let to = Planes { data: v.at((t - t0) * kp), plane: v_plane, panel: PANEL };
-                        transform_input::<T>(&self.input, self.x.as_ptr(), t, to);
-                    }
+                    unsafe { self.input::<T>(t, v.at((t - t0) * kp), v_plane) };
                 }
             });
             // SAFETY: every task writes a position of its own, and V is complete.
             par(xi, |e| unsafe {
                 sgemm(
+                    self.v,
                     (t1 - t0, np, k),
                     (v.at(e * v_plane), kp, 1),
-                    (u.as_ptr().add(e * u_plane), PANEL, k * PANEL),
+                    (u.as_ptr().add(e * u_plane), S::PANEL, k * S::PANEL),
                     (m.at(e * m_plane), np),
                     Into::Set,
                 );
@@ -530,54 +569,55 @@ impl Job<'_> {
             par((t1 - t0).div_ceil(TILES), |q| {
                 for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
                     // SAFETY: every task writes tiles of its own, and M is complete.
-                    unsafe {
-                        let from = (m.at((t - t0) * np).cast_const(), m_plane);
-                        transform_output::<T, M>(&self.output, from, t, (0, n), self.y.at(0), self.add);
-                    }
+                    unsafe { self.output::<T, M>((m.at((t - t0) * np).cast_const(), m_plane), t, (0, n)) };
                 }
             });
         }
     }
 
     /// Few tiles and many channels: U would be larger than all other data, so it never exists as a whole. A task
-    /// owns 64 output channels, transforms 64 × 64 weights at a time into L2 and adds their products to M.
-    /// V is stored in panels of 64 channels: rows of 2 KB would fall into few sets of the L1 cache.
+    /// owns a block of output channels, transforms a block of weights at a time into L2 and adds their products to M.
+    /// V is stored in blocks of channels: rows of 2 KB would fall into few sets of the L1 cache.
     fn panels<const T: usize, const M: usize>(&self) {
         let (k, n, xi, tiles) = (self.weights.k, self.weights.n, T * T, self.tiles);
-        let v_plane = k.div_ceil(PANEL) * tiles * PANEL + SKEW;
+        let v_plane = k.div_ceil(BLOCK) * tiles * BLOCK + SKEW;
         let mut v = Buf::<f32>::dirty(xi * v_plane);
         let v = Shared::new(&mut v);
         par(tiles.div_ceil(TILES), |q| {
             for t in q * TILES..tiles.min((q + 1) * TILES) {
                 // SAFETY: every task writes tiles of its own, within the planes.
                 unsafe {
-                    let to = Planes { data: v.at(t * PANEL), plane: v_plane, panel: tiles * PANEL };
-                    transform_input::<T>(&self.input, self.x.as_ptr(), t, to);
+                    let data = v.at(t * BLOCK);
+                    let to = Planes { data, plane: v_plane, panel: tiles * BLOCK, width: BLOCK };
+                    transform_input::<S, T>(self.v, &self.input, self.x.as_ptr(), t, to);
                 }
             }
         });
-        par(n.div_ceil(PANEL), |j| {
-            let (n0, n1) = (j * PANEL, n.min((j + 1) * PANEL));
-            let (u_plane, m_plane) = (PANEL * PANEL + SKEW, tiles * PANEL + SKEW);
+        par(n.div_ceil(BLOCK), |j| {
+            let (n0, n1) = (j * BLOCK, n.min((j + 1) * BLOCK));
+            let (u_plane, m_plane) = (BLOCK * BLOCK + SKEW, tiles * BLOCK + SKEW);
             let (mut u, mut m) = (Buf::<f32>::dirty(xi * u_plane), Buf::<f32>::dirty(xi * m_plane));
             // SAFETY: buffers have the sizes of their planes; tasks write output channels of their own.
             unsafe {
-                for k0 in (0..k).step_by(PANEL) {
-                    let k1 = k.min(k0 + PANEL);
-                    self.weights.transform::<T>((k0, k1), n0, u.as_mut_ptr(), u_plane);
+                for k0 in (0..k).step_by(BLOCK) {
+                    let k1 = k.min(k0 + BLOCK);
+                    for (i, column) in (n0..n1).step_by(S::PANEL).enumerate() {
+                        let to = u.as_mut_ptr().add(i * BLOCK * S::PANEL);
+                        self.weights.transform::<T>((k0, k1), column, to, u_plane);
+                    }
                     for e in 0..xi {
                         sgemm(
-                            (tiles, (n1 - n0).next_multiple_of(16), k1 - k0),
-                            (v.at(e * v_plane + k0 * tiles), PANEL, 1),
-                            (u.as_ptr().add(e * u_plane), PANEL, 0),
-                            (m.as_mut_ptr().add(e * m_plane), PANEL),
+                            self.v,
+                            (tiles, (n1 - n0).next_multiple_of(S::LANES), k1 - k0),
+                            (v.at(e * v_plane + k0 * tiles), BLOCK, 1),
+                            (u.as_ptr().add(e * u_plane), S::PANEL, BLOCK * S::PANEL),
+                            (m.as_mut_ptr().add(e * m_plane), BLOCK),
                             if k0 > 0 { Into::Add } else { Into::Set },
                         );
                     }
                 }
                 for t in 0..tiles {
-                    let from = (m.as_ptr().add(t * PANEL), m_plane);
-                    transform_output::<T, M>(&self.output, from, t, (n0, n1), self.y.at(0), self.add);
+                    self.output::<T, M>((m.as_ptr().add(t * BLOCK), m_plane), t, (n0, n1));
                 }
             }
         });
@@ -585,11 +625,10 @@ impl Job<'_> {
 }
 
 /// dw = the gradient of the weights.
-pub fn grad_weight<const T: usize, const M: usize>(
-    _: Avx512,
+pub fn grad_weight<S: Simd, const T: usize, const M: usize>(
+    simd: S,
     shape: &Geometry,
-    x: &[f32],
-    dy: &[f32],
+    (x, dy): (&[f32], &[f32]),
     dw: &mut [f32],
 ) {
     let (k, n, xi) = (shape.ci, shape.co, T * T);
@@ -598,23 +637,25 @@ pub fn grad_weight<const T: usize, const M: usize>(
     let pad = |axis: usize| -(shape.pad[axis] as isize);
     let input = Tiling { h: shape.h, w: shape.w, c: k, y0: pad(0), x0: pad(1), th, tw, m: M };
     let gradient = Tiling { h: shape.oh(), w: shape.ow(), c: n, y0: 0, x0: 0, th, tw, m: M };
-    let (k_panels, n_panels) = (k.div_ceil(PANEL), n.div_ceil(PANEL));
-    // Many channels: one task per block of 64 × 64 weights, its dU in L2, all tiles at once. Few channels: sweeps
-    // whose V and D fit into the L2 caches, one task per position, dU summed over the sweeps.
+    let (k_blocks, n_blocks) = (k.div_ceil(BLOCK), n.div_ceil(BLOCK));
+    // Many channels: one task per block of weights, its dU in L2, all tiles at once. Few channels: sweeps whose V and D fit
+    // into the L2 caches, one task per position, dU summed over the sweeps.
     let by_block = k * n >= 256 * 256;
     let sweep = if by_block { tiles } else { (3_000_000 / (xi * (k + n) * 4)).clamp(64, 512).min(tiles) };
-    let (v_plane, d_plane) = (k_panels * sweep * PANEL + SKEW, n_panels * sweep * PANEL + SKEW);
+    // D is the left-hand side, in blocks of channels; V the right-hand side, in panels.
+    let (v_plane, d_plane) = (k_blocks * sweep * BLOCK + SKEW, n_blocks * sweep * BLOCK + SKEW);
     let (mut v, mut d) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * d_plane));
     let (v, d) = (Shared::new(&mut v), Shared::new(&mut d));
     let transform = |t0: usize, t1: usize| {
         par((t1 - t0).div_ceil(TILES), |q| {
             for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
+                let planes = |data, plane, width| Planes { data, plane, panel: sweep * width, width };
                 // SAFETY: every task writes tiles of its own, within the planes.
                 unsafe {
-                    let to = Planes { data: v.at((t - t0) * PANEL), plane: v_plane, panel: sweep * PANEL };
-                    transform_input::<T>(&input, x.as_ptr(), t, to);
-                    let to = Planes { data: d.at((t - t0) * PANEL), plane: d_plane, panel: sweep * PANEL };
-                    transform_gradient::<T, M>(&gradient, dy.as_ptr(), t, to);
+                    let to = planes(v.at((t - t0) * S::PANEL), v_plane, S::PANEL);
+                    transform_input::<S, T>(simd, &input, x.as_ptr(), t, to);
+                    let to = planes(d.at((t - t0) * BLOCK), d_plane, BLOCK);
+                    transform_gradient::<S, T, M>(simd, &gradient, dy.as_ptr(), t, to);
                 }
             }
         });
@@ -622,13 +663,14 @@ pub fn grad_weight<const T: usize, const M: usize>(
     // dU of a block: rows are output channels from `n0`, columns input channels from `k0`; with C = Dᵀ V the
     // result of a row is nine contiguous floats a channel in [out, in, 3, 3].
     let block = |e: usize, n0: usize, k0: usize, count: usize, (u, ldu): (*mut f32, usize), into: Into| {
-        let (rows, columns) = ((n - n0).min(PANEL), (k - k0).min(PANEL).next_multiple_of(16));
+        let (rows, columns) = ((n - n0).min(BLOCK), (k - k0).min(BLOCK).next_multiple_of(S::LANES));
         // SAFETY: V and D are complete; `u` has `rows` rows of `columns` floats.
         unsafe {
             sgemm(
+                simd,
                 (rows, columns, count),
-                (d.at(e * d_plane + n0 * sweep), 1, PANEL),
-                (v.at(e * v_plane + k0 * sweep), PANEL, 0),
+                (d.at(e * d_plane + n0 * sweep), 1, BLOCK),
+                (v.at(e * v_plane + k0 * sweep), S::PANEL, sweep * S::PANEL),
                 (u, ldu),
                 into,
             );
@@ -637,25 +679,25 @@ pub fn grad_weight<const T: usize, const M: usize>(
     let dw = Shared::new(dw);
     if by_block {
         transform(0, tiles);
-        par(n_panels * k_panels, |task| {
-            let (n0, k0) = (task / k_panels * PANEL, task % k_panels * PANEL);
-            let plane = PANEL * PANEL + SKEW;
+        par(n_blocks * k_blocks, |task| {
+            let (n0, k0) = (task / k_blocks * BLOCK, task % k_blocks * BLOCK);
+            let plane = BLOCK * BLOCK + SKEW;
             let mut u = Buf::<f32>::dirty(xi * plane);
             for e in 0..xi {
                 // SAFETY: position `e` of a buffer of T² planes.
-                block(e, n0, k0, tiles, (unsafe { u.as_mut_ptr().add(e * plane) }, PANEL), Into::Set);
+                block(e, n0, k0, tiles, (unsafe { u.as_mut_ptr().add(e * plane) }, BLOCK), Into::Set);
             }
-            for r in 0..(n - n0).min(PANEL) {
+            for r in 0..(n - n0).min(BLOCK) {
                 // SAFETY: every task writes weights of its own.
                 unsafe {
                     let to = dw.at(((n0 + r) * k + k0) * 9);
-                    fold_row::<T>(u.as_ptr().add(r * PANEL), plane, (k - k0).min(PANEL), to);
+                    fold_row::<S, T>(simd, u.as_ptr().add(r * BLOCK), plane, (k - k0).min(BLOCK), to);
                 }
             }
         });
         return;
     }
-    let ldu = k_panels * PANEL;
+    let ldu = k_blocks * BLOCK;
     let plane = n * ldu + SKEW;
     let mut u = Buf::<f32>::dirty(xi * plane);
     let u = Shared::new(&mut u);
@@ -664,8 +706,8 @@ pub fn grad_weight<const T: usize, const M: usize>(
         transform(t0, t1);
         par(xi, |e| {
             let into = if t0 > 0 { Into::Add } else { Into::Set };
-            for n0 in (0..n).step_by(PANEL) {
-                for k0 in (0..k).step_by(PANEL) {
+            for n0 in (0..n).step_by(BLOCK) {
+                for k0 in (0..k).step_by(BLOCK) {
                     // SAFETY: every task writes a position of its own.
                     block(e, n0, k0, t1 - t0, (unsafe { u.at(e * plane + n0 * ldu + k0) }, ldu), into);
                 }
@@ -673,33 +715,34 @@ pub fn grad_weight<const T: usize, const M: usize>(
         });
     }
     // SAFETY: every task writes the weights of an output channel of its own.
-    par(n, |o| unsafe { fold_row::<T>(u.at(o * ldu), plane, k, dw.at(o * k * 9)) });
+    par(n, |o| unsafe { fold_row::<S, T>(simd, u.at(o * ldu), plane, k, dw.at(o * k * 9)) });
 }
 
 /// dw = Gᵀ dU G for `count` input channels of one output channel.
 ///
 /// # Safety
-/// AVX-512F is there; `u` holds T² planes of `count` floats rounded up to whole vectors, `dw` 9 `count` floats.
-#[target_feature(enable = "avx512f")]
+/// `u` holds T² planes of `count` floats rounded up to whole vectors, `dw` 9 `count` floats.
 #[allow(clippy::needless_range_loop)]
-unsafe fn fold_row<const T: usize>(u: *const f32, plane: usize, count: usize, dw: *mut f32) {
-    let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    let index = _mm512_mullo_epi32(iota, _mm512_set1_epi32(9));
-    for c in (0..count).step_by(16) {
-        let mut d = [[_mm512_setzero_ps(); T]; T];
-        for a in 0..T {
-            for b in 0..T {
-                // SAFETY: the caller's promise.
-                d[a][b] = unsafe { _mm512_loadu_ps(u.add((a * T + b) * plane + c)) };
+unsafe fn fold_row<S: Simd, const T: usize>(v: S, u: *const f32, plane: usize, count: usize, dw: *mut f32) {
+    v.run(
+        #[inline(always)]
+        || {
+            for c in (0..count).step_by(S::LANES) {
+                let mut d = [[v.zero(); T]; T];
+                for a in 0..T {
+                    for b in 0..T {
+                        // SAFETY: the caller's promise.
+                        d[a][b] = unsafe { v.load(u.add((a * T + b) * plane + c)) };
+                    }
+                }
+                let o: [[S::V; 3]; 3] = map2!(v, gt::<S, T>, d, T, 3);
+                for tap in 0..9 {
+                    // SAFETY: the channels that are left exist.
+                    unsafe {
+                        v.scatter(dw.add(c * 9 + tap), 9, S::LANES.min(count - c), o[tap / 3][tap % 3])
+                    };
+                }
             }
-        }
-        let o = map2!(gt::<T>, d, T, 3);
-        for tap in 0..9 {
-            // SAFETY: the lanes of the mask are channels that exist.
-            unsafe {
-                let to = dw.add(c * 9 + tap);
-                _mm512_mask_i32scatter_ps::<4>(to, lanes(count - c), index, o[tap / 3][tap % 3]);
-            }
-        }
-    }
+        },
+    )
 }

@@ -1,7 +1,6 @@
 //! Matrix products on slices, in parallel, with the same bits for any number of threads.
-use super::{Isa, Real};
-#[cfg(target_arch = "x86_64")]
-use super::{Shared, par};
+use super::simd::{Into, Simd, panels_of_transposed, sgemm};
+use super::{Isa, Real, Shared, as_f32, par, with_simd};
 
 /// A matrix in a slice: element (i, j) lies at `i rs + j cs`.
 #[derive(Clone, Copy, Debug)]
@@ -85,25 +84,17 @@ unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, (c, ldc): (*mut T, u
     if m == 0 || n == 0 {
         return;
     }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(proof) = isa.avx512::<T>()
-        && fits(m, n, k)
-    {
-        let (am, cm) = ((super::as_f32(a.data), a.rs, a.cs), (c.cast::<f32>(), ldc));
-        if b.cs == 1 {
-            let bm = (super::as_f32(b.data), b.rs, super::simd::PANEL);
-            // SAFETY: the constructors of `Mat` have checked A and B, the caller promises C, and T is f32.
-            return unsafe { blocked(proof, (m, n, k), am, bm, cm, add) };
-        }
-        // Turning B costs as much as a few rows of the product.
-        if b.rs == 1 && m >= 16 {
-            let packed = super::simd::panels_of_transposed(proof, (n, k), (super::as_f32(b.data), b.cs));
-            let bm = (&*packed, super::simd::PANEL, k * super::simd::PANEL);
-            // SAFETY: as above.
-            return unsafe { blocked(proof, (m, n, k), am, bm, cm, add) };
+    // The crate takes the best instructions of the CPU: where poorer ones are asked for, every product is ours.
+    let forced = isa < Isa::best();
+    if T::IS_F32 && (forced || isa != Isa::PORTABLE && fits(m, n, k)) {
+        let (am, bm) = ((as_f32(a.data), a.rs, a.cs), as_f32(b.data));
+        let cm = (c.cast::<f32>(), ldc);
+        // SAFETY: the constructors of `Mat` have checked A and B, the caller promises C, and T is f32.
+        let done = with_simd!(isa, s => unsafe { own(s, (m, n, k), am, (bm, b.rs, b.cs), cm, add, forced) });
+        if done {
+            return;
         }
     }
-    let _ = isa;
     let parallelism = if m * n * k < 200_000 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) };
     // SAFETY: the constructors of `Mat` have checked every extent of A and B, and the caller promises C's. Without `add`
     // C is not read.
@@ -133,42 +124,73 @@ unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, (c, ldc): (*mut T, u
 }
 
 /// Whether our kernel, which does not pack, beats the `gemm` crate: while B stays in the cache.
-#[cfg(target_arch = "x86_64")]
 fn fits(m: usize, n: usize, k: usize) -> bool {
     n * k <= 1 << 19 && m * k <= 1 << 21
 }
 
-/// The AVX-512 kernel over blocks of rows and panels of 64 columns.
+/// C (+)= A B by our own kernel, if B lies by rows, or by columns and is worth turning or has to be.
 ///
 /// # Safety
 /// The three matrices are valid for those strides, and C overlaps neither A nor B.
-#[cfg(target_arch = "x86_64")]
-unsafe fn blocked(
-    _: super::simd::Avx512,
+#[allow(clippy::too_many_arguments)]
+unsafe fn own<S: Simd>(
+    s: S,
+    (m, n, k): (usize, usize, usize),
+    a: (&[f32], usize, usize),
+    (b, rsb, csb): (&[f32], usize, usize),
+    c: (*mut f32, usize),
+    add: bool,
+    always: bool,
+) -> bool {
+    if csb == 1 {
+        // SAFETY: the caller's promise.
+        unsafe { blocked(s, (m, n, k), a, (b, rsb, S::PANEL), c, add) };
+        return true;
+    }
+    // Turning B costs as much as a few rows of the product.
+    if rsb == 1 && (always || m >= 16) {
+        let packed = panels_of_transposed(s, (n, k), (b, csb));
+        // SAFETY: as above.
+        unsafe { blocked(s, (m, n, k), a, (&packed, S::PANEL, k * S::PANEL), c, add) };
+        return true;
+    }
+    false
+}
+
+/// The kernel over blocks of rows and of 64 columns.
+///
+/// # Safety
+/// The three matrices are valid for those strides, and C overlaps neither A nor B.
+unsafe fn blocked<S: Simd>(
+    s: S,
     (m, n, k): (usize, usize, usize),
     (a, rsa, csa): (&[f32], usize, usize),
     (b, ldb, panel): (&[f32], usize, usize),
     (c, ldc): (*mut f32, usize),
     add: bool,
 ) {
-    use super::simd::{Into, PANEL, sgemm};
+    /// Columns of a task.
+    const COLUMNS: usize = 64;
     let into = if add { Into::Add } else { Into::Set };
     if m * n * k < 200_000 {
         // SAFETY: the caller's promise.
-        return unsafe { sgemm((m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, panel), (c, ldc), into) };
+        return unsafe {
+            sgemm(s, (m, n, k), (a.as_ptr(), rsa, csa), (b.as_ptr(), ldb, panel), (c, ldc), into)
+        };
     }
     // About two blocks of rows when there are few.
     let block = if m >= 192 { 96 } else { m.div_ceil(12) * 6 };
-    let (blocks, panels) = (m.div_ceil(block), n.div_ceil(PANEL));
+    let (blocks, panels) = (m.div_ceil(block), n.div_ceil(COLUMNS));
     let c = Shared::at_address(c);
     par(blocks * panels, |task| {
-        let (i, j) = (task % blocks * block, task / blocks * PANEL);
+        let (i, j) = (task % blocks * block, task / blocks * COLUMNS);
         // SAFETY: as above; every task writes a block of C of its own.
         unsafe {
             sgemm(
-                (block.min(m - i), PANEL.min(n - j), k),
+                s,
+                (block.min(m - i), COLUMNS.min(n - j), k),
                 (a.as_ptr().add(i * rsa), rsa, csa),
-                (b.as_ptr().add(j / PANEL * panel), ldb, panel),
+                (b.as_ptr().add(j / S::PANEL * panel), ldb, panel),
                 (c.at(i * ldc + j), ldc),
                 into,
             );
@@ -220,8 +242,8 @@ mod tests {
             let (a, b): (Vec<f32>, Vec<f32>) = (numbers(m * k, 1), numbers(k * n, 2));
             let (a, b) = (Mat::new(&a, m, k), Mat::new(&b, n, k).t());
             let mut c = vec![1.0; m * n];
-            gemm(Isa::detect(), a, b, &mut c, n, false);
-            assert_eq!(product(Isa::detect(), a, b), c);
+            gemm(Isa::detect().unwrap(), a, b, &mut c, n, false);
+            assert_eq!(product(Isa::detect().unwrap(), a, b), c);
         }
     }
 

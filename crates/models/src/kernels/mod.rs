@@ -7,16 +7,13 @@
 pub(crate) mod batch_norm;
 pub(crate) mod buffer;
 pub(crate) mod conv;
-#[cfg(target_arch = "x86_64")]
 mod conv_direct;
 mod conv_portable;
-#[cfg(target_arch = "x86_64")]
 mod conv_wino;
 pub(crate) mod gemm;
 pub(crate) mod lstm;
 pub(crate) mod multiversion;
 pub(crate) mod pool;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod simd;
 pub(crate) mod softmax;
 pub(crate) mod sums;
@@ -24,67 +21,144 @@ pub(crate) mod vmath;
 
 pub(crate) use buffer::Buf;
 
+use crate::{Error, Result};
 use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
+
+/// Evaluates `$body` with `$s` bound to the vectors of an [`Isa`]: a value of another type in each case.
+macro_rules! with_simd {
+    ($isa:expr, $s:ident => $body:expr) => {
+        match $isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            $crate::kernels::Level::Avx512 => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
+                let $s = unsafe { $crate::kernels::simd::avx512::Avx512::new() };
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::kernels::Level::Avx2 => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
+                let $s = unsafe { $crate::kernels::simd::avx2::Avx2::new() };
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::kernels::Level::Neon => {
+                // SAFETY: an `Isa` of this level exists only where its instructions were detected.
+                let $s = unsafe { $crate::kernels::simd::neon::Neon::new() };
+                $body
+            }
+            $crate::kernels::Level::Portable => {
+                let $s = $crate::kernels::simd::portable::Portable;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_simd;
 
 /// An instruction set that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Isa(Level);
 
 /// The instruction sets a kernel is compiled for, poorest first. Large matrix products that are not our own go to the
-/// `gemm` crate, which has its own run-time dispatch (AVX-512, AVX2, NEON, …).
+/// `gemm` crate, which takes the best one of the CPU: only where that is ours too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Plain Rust for the target's least CPU.
     Portable,
-    /// Plain Rust in vectors of eight with fused multiply-add.
+    /// Vectors of four with fused multiply-add.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// Vectors of eight with fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Our own micro-kernels, and plain Rust in vectors of sixteen.
+    /// Vectors of sixteen.
+    #[cfg(target_arch = "x86_64")]
     Avx512,
+}
+
+impl Level {
+    const ALL: &[Self] = &[
+        Level::Portable,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Level::Portable => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this CPU has it.
+    fn is_there(self) -> bool {
+        match self {
+            Level::Portable => true,
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => Level::Avx2.is_there() && is_x86_feature_detected!("avx512f"),
+        }
+    }
 }
 
 impl Isa {
     /// What every CPU has.
     pub const PORTABLE: Self = Self(Level::Portable);
 
-    /// The best one this CPU has, or the one that the variable `TAPER_ISA` names (`avx2`, `portable`) to try out what
-    /// other machines do.
-    pub fn detect() -> Self {
-        static DETECTED: OnceLock<Isa> = OnceLock::new();
-        *DETECTED.get_or_init(|| {
-            let wanted = match std::env::var("TAPER_ISA").as_deref() {
-                Ok("portable") => Level::Portable,
-                Ok("avx2") => Level::Avx2,
-                _ => Level::Avx512,
-            };
-            Self(Self::best().min(wanted))
+    /// The best one this CPU has, or the one that the variable `TAPER_ISA` names, to try out what other machines do.
+    pub fn detect() -> Result<Self> {
+        static DETECTED: OnceLock<Result<Isa, String>> = OnceLock::new();
+        let choose = || match std::env::var_os("TAPER_ISA") {
+            None => Ok(Self::best()),
+            Some(name) => Self::named(&name.to_string_lossy()),
+        };
+        DETECTED.get_or_init(choose).clone().map_err(|found| Error::InstructionSet {
+            found,
+            known: Self::available().into_iter().map(Self::name).collect(),
         })
     }
 
-    fn best() -> Level {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return if is_x86_feature_detected!("avx512f") { Level::Avx512 } else { Level::Avx2 };
-        }
-        Level::Portable
+    /// The best one this CPU has.
+    pub fn best() -> Self {
+        let there = Level::ALL.iter().rev().find(|level| level.is_there());
+        there.map_or(Self::PORTABLE, |level| Self(*level))
     }
 
-    /// All that this CPU has.
-    #[cfg(test)]
+    /// The one of that name, if this CPU has it.
+    fn named(name: &str) -> Result<Self, String> {
+        Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| name.into())
+    }
+
+    /// All that this CPU has, poorest first.
     pub fn available() -> Vec<Self> {
-        let best = Self::best();
-        let all = [Level::Portable, Level::Avx2, Level::Avx512];
-        all.into_iter().filter(|level| *level <= best).map(Self).collect()
+        Level::ALL.iter().copied().filter(|level| level.is_there()).map(Self).collect()
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self.0 {
-            Level::Portable => "portable",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
+        self.0.name()
+    }
+
+    /// The lanes of its vectors.
+    pub fn lanes(self) -> usize {
+        fn of<S: simd::Simd>(_: S) -> usize {
+            S::LANES
         }
+        with_simd!(self, s => of(s))
     }
 
     /// `self` where the element type has kernels for it: only f32 has any beyond the portable ones.
@@ -99,9 +173,9 @@ impl Isa {
 
     /// Proof of AVX-512F, where this is AVX-512 and `T` has kernels for it.
     #[cfg(target_arch = "x86_64")]
-    pub fn avx512<T: Real>(self) -> Option<simd::Avx512> {
+    pub fn avx512<T: Real>(self) -> Option<simd::avx512::Avx512> {
         // SAFETY: an `Isa` of this level exists only where AVX-512F was detected.
-        (self.of::<T>().0 == Level::Avx512).then(|| unsafe { simd::Avx512::new() })
+        (self.of::<T>().0 == Level::Avx512).then(|| unsafe { simd::avx512::Avx512::new() })
     }
 }
 
@@ -174,7 +248,6 @@ pub(crate) fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
 }
 
 /// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
     (0..n).into_par_iter().with_max_len(1).for_each(f);
 }
@@ -201,7 +274,6 @@ impl<T> Shared<T> {
     }
 
     /// Of memory that may not be initialised and outlives the parallel region.
-    #[cfg(target_arch = "x86_64")]
     pub fn at_address(start: *mut T) -> Self {
         Self(start)
     }
@@ -210,7 +282,6 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// `i` lies within the slice.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub unsafe fn at(self, i: usize) -> *mut T {
         // SAFETY: the caller's promise.
@@ -283,4 +354,20 @@ pub(crate) fn map_pairs<T: Real>(a: &mut [T], b: &[T], f: impl Fn(&mut T, T) + S
             f(a, *b);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instruction_set_that_is_none_or_not_there_is_refused() {
+        for isa in Isa::available() {
+            assert_eq!(Isa::named(isa.name()), Ok(isa));
+        }
+        assert_eq!(Isa::named("foo"), Err("foo".into()));
+        for level in Level::ALL.iter().filter(|level| !level.is_there()) {
+            assert!(Isa::named(level.name()).is_err());
+        }
+    }
 }

@@ -77,12 +77,12 @@ impl Conv2d {
 
     fn algorithm<T: Element>(&self, g: &Geometry) -> Result<Algorithm> {
         let Some(asked) = self.algorithm else {
-            return Ok(Algorithm::choose::<T>(Isa::detect(), g, self.precision == Precision::Fast));
+            return Ok(Algorithm::choose::<T>(Isa::detect()?, g, self.precision == Precision::Fast));
         };
-        let found = || format!("{asked:?} for {g} in {} on {}", T::DTYPE.as_str(), Isa::detect().name());
-        let expected = || "an algorithm for this shape, dtype and CPU".into();
+        let found = || format!("{asked:?} for {g} in {}", T::DTYPE.as_str());
+        let expected = || "an algorithm for this shape and dtype".into();
         let refused = || Error::Shape { op: OP, expected: expected(), found: found() };
-        asked.fits::<T>(Isa::detect(), g).then_some(asked).ok_or_else(refused)
+        asked.fits::<T>(g).then_some(asked).ok_or_else(refused)
     }
 }
 
@@ -109,7 +109,7 @@ fn forward<T: Element>(
     options: &Conv2d,
     g: Geometry,
 ) -> Result<FeatureMap> {
-    let (isa, algorithm) = (Isa::detect(), options.algorithm::<T>(&g)?);
+    let (isa, algorithm) = (Isa::detect()?, options.algorithm::<T>(&g)?);
     check_param(OP, "a weight", weight, T::DTYPE, weight.dims())?;
     let mut y = Buf::dirty(g.y_len());
     let bias_values = match bias {

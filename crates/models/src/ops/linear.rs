@@ -124,7 +124,7 @@ impl Linear {
         b: Option<(&CpuStorage, &Layout)>,
         (m, n, k): (usize, usize, usize),
     ) -> candle_core::Result<CpuStorage> {
-        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, Isa::detect());
+        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, Isa::detect()?);
         let mut y = match b {
             Some((b, lb)) => slice::<T>(b, lb)?.repeat(m),
             None => vec![T::ZERO; m * n],
@@ -146,7 +146,7 @@ impl Linear {
         dy: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
-        let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect());
+        let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect()?);
         let products = usize::from(want_x) + usize::from(want_w);
         let _span = op_span!(OP, "backward", 2 * products * m * n * k, "{k}-{n}");
         let from = |g: &[T]| {

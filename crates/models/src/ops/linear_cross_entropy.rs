@@ -65,8 +65,8 @@ struct Op<T: Real> {
 
 impl<T: Real> Op<T> {
     /// The loss and the gradient of the logits.
-    fn compute(&self, x: &[T], w: &[T], b: &[T]) -> (f64, Buf<T>) {
-        let (n, c, isa) = (self.rows.len(), b.len(), Isa::detect());
+    fn compute(&self, isa: Isa, x: &[T], w: &[T], b: &[T]) -> (f64, Buf<T>) {
+        let (n, c) = (self.rows.len(), b.len());
         let mut logits = Buf::dirty(n * c);
         let (x, w) = (Mat::new(x, n, x.len() / n), Mat::new(w, c, w.len() / c));
         gemm(isa, x, w.t(), &mut logits, c, false);
@@ -90,7 +90,8 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (n, (c, k)) = (self.rows.len(), lw.shape().dims2()?);
         let _span = op_span!(OP, "forward", 2 * n * c * k, "{k}-{c}");
-        let (loss, gradient) = self.compute(slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
+        let (loss, gradient) =
+            self.compute(Isa::detect()?, slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
         if self.wanted != [false; 3] {
             *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
         }
@@ -107,12 +108,12 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (n, (c, k)) = (self.rows.len(), w.dims2()?);
         let _span = op_span!(OP, "backward", 4 * n * c * k, "{k}-{c}");
+        let isa = Isa::detect()?;
         let gradient = match self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(gradient) => gradient,
             // The graph's second backward pass.
-            None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(x, w, b).1)))???,
+            None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(isa, x, w, b).1)))???,
         };
-        let isa = Isa::detect();
         let [want_x, want_w, want_b] = self.wanted;
         let g = Mat::new(&gradient, n, c);
         let factor = upstream.to_dtype(DType::F64)?.to_scalar::<f64>()?;

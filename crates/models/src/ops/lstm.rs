@@ -187,9 +187,8 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "forward", self.dims.flops(), "{input}-{hidden}");
         let (x, w_ih, mut y) = (slice::<T>(x, lx)?, slice::<T>(w_ih, lw)?, self.output());
-        let saved = with_slice::<T, _>(&self.w_hh, |w_hh| {
-            forward(Isa::detect(), &self.layer(x, w_ih, w_hh), &mut y)
-        })?;
+        let isa = Isa::detect()?;
+        let saved = with_slice::<T, _>(&self.w_hh, |w_hh| forward(isa, &self.layer(x, w_ih, w_hh), &mut y))?;
         *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         let Dims { steps, batch, hidden, .. } = self.dims;
         Ok((T::to_cpu_storage_owned(y), (steps, batch, hidden).into()))
@@ -206,8 +205,9 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "backward", 2 * self.dims.flops(), "{input}-{hidden}");
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let isa = Isa::detect()?;
         let compute = |xs: &[T], w_ih: &[T], w_hh: &[T], y: &[T], dy: &[T]| {
-            let (isa, layer) = (Isa::detect(), self.layer(xs, w_ih, w_hh));
+            let layer = self.layer(xs, w_ih, w_hh);
             // The gates were overwritten if this is the graph's second backward pass: make them again.
             let saved = saved.unwrap_or_else(|| forward(isa, &layer, &mut self.output()));
             backward(isa, &layer, y, saved, dy, self.wanted)

@@ -182,6 +182,11 @@ pub fn main(registries: &Registries) -> ExitCode {
         eprintln!("error: {threads} threads: {e}");
         return ExitCode::FAILURE;
     }
+    // A mistake in `TAPER_ISA` shows before anything is read or written.
+    if let Err(e) = taper_models::instruction_set() {
+        eprintln!("error: {e}");
+        return ExitCode::from(2);
+    }
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common, registries),
         Command::Plan(command) => plan::run(&command, &args.common, registries),

@@ -91,22 +91,22 @@ const UNKNOWN: &str = "unknown";
 
 impl Stretch {
     /// A session on this machine after `from` steps.
-    pub fn now(from: u64, device: &Device) -> Self {
-        Self {
+    pub fn now(from: u64, device: &Device) -> Result<Self, RunError> {
+        Ok(Self {
             from,
             to: None,
             taper: env!("CARGO_PKG_VERSION").into(),
             revision: REVISION.get().cloned(),
             features: features(),
             device: format!("{:?}", device.location()).to_lowercase(),
-            kernels: taper_models::instruction_set().into(),
+            kernels: taper_models::instruction_set()?.into(),
             host: Host {
                 arch: std::env::consts::ARCH.into(),
                 os: std::env::consts::OS.into(),
                 cpu_features: cpu_features().into_iter().map(str::to_owned).collect(),
             },
             threads: rayon::current_num_threads(),
-        }
+        })
     }
 
     /// Steps of which the manifest is lost.
@@ -170,8 +170,8 @@ impl Manifest {
         extends: Option<String>,
         stretches: Vec<Stretch>,
         device: &Device,
-    ) -> Self {
-        let now = Stretch::now(0, device);
+    ) -> Result<Self, RunError> {
+        let now = Stretch::now(0, device)?;
         let joined = |of: &dyn Fn(&Stretch) -> String| {
             let mut all: Vec<String> = Vec::new();
             for value in stretches.iter().filter(|stretch| stretch.is_known()).map(of) {
@@ -181,7 +181,7 @@ impl Manifest {
             }
             all.join(", ")
         };
-        Self {
+        Ok(Self {
             recipe: recipe.id().to_owned(),
             taper: now.taper,
             features: now.features,
@@ -196,7 +196,7 @@ impl Manifest {
             stretches,
             files: BTreeMap::new(),
             sha256: String::new(),
-        }
+        })
     }
 
     /// The file's bytes, its own checksum filled in.

@@ -67,7 +67,7 @@ impl<'a> Run<'a> {
         folder::write_recipe(recipe, registries, &folder)?;
         checkpoint::recover(&folder)?;
         let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
-        let now = Stretch::now(0, &device);
+        let now = Stretch::now(0, &device)?;
         if let Some(shorter) =
             extend::extend(&folder, recipe, registries, options, &inputs, &now, ends_epoch)?
         {
@@ -92,7 +92,7 @@ impl<'a> Run<'a> {
         same_arithmetic(recipe, &folder, &stretches, &now, options)?;
         stretches.push(Stretch { from: state.step, ..now });
         let extends = before.and_then(|before| before.extends).filter(|_| state.step > 0);
-        let mut manifest = Manifest::new(recipe, &*task, &inputs, extends, stretches, &device);
+        let mut manifest = Manifest::new(recipe, &*task, &inputs, extends, stretches, &device)?;
         manifest.write(&folder)?;
         debug!("{}: kernels for {}, {} threads", recipe.name, manifest.kernels, manifest.threads);
         let metrics = Metrics::open(&folder, state.metrics_bytes)?;

@@ -4,7 +4,7 @@
 //! the last-level cache in every step at about half a byte a multiply-add for a batch of 20, so the product stays
 //! bound by arithmetic as long as the loads run ahead. Blocks of 96 rows of a panel (24 KB) are swept from L1 by
 //! all groups of rows, while each group prefetches its share of the next block.
-use super::super::simd::{Avx512, lanes, transpose16};
+use super::super::simd::avx512::{Avx512, lanes, transpose16};
 use super::super::{Buf, Real, Shared, as_f32, as_f32_mut, par};
 use super::{Dims, Kept, Layer, Saved, activate_units, differentiate_units};
 use rayon::prelude::*;

@@ -45,7 +45,7 @@ fn every_form_agrees_with_f64_at_any_size() {
     for (steps, batch, input, hidden) in shapes {
         let dims = Dims { steps, batch, input, hidden };
         for drop in [false, true] {
-            let exact = run::<f64>(Isa::detect(), dims, drop);
+            let exact = run::<f64>(Isa::detect().unwrap(), dims, drop);
             for isa in Isa::available() {
                 for (i, (got, want)) in run::<f32>(isa, dims, drop).iter().zip(&exact).enumerate() {
                     let error = crate::replay::relative_difference(got, want);

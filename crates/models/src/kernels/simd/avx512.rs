@@ -1,0 +1,157 @@
+//! AVX-512: 16 lanes, 32 registers.
+use super::Simd;
+use std::arch::x86_64::*;
+
+/// Proof that this CPU has AVX-512F, and AVX2 and FMA with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The CPU has AVX-512F, AVX2 and FMA.
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// The lanes below `n`, of 16.
+#[inline(always)]
+pub fn lanes(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
+}
+
+/// The lane numbers times `stride`, for gathers and scatters.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn steps(stride: usize) -> __m512i {
+    let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    _mm512_mullo_epi32(iota, _mm512_set1_epi32(stride as i32))
+}
+
+// SAFETY of all blocks: `self` proves AVX-512F, and what else is needed is the caller's promise.
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    // 6 × 4 accumulators, 4 vectors of B and a broadcast are 29 of 32 registers, and 10 loads serve 24 multiply-adds.
+    const VECTORS: usize = 4;
+
+    #[inline(always)]
+    fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        #[target_feature(enable = "avx512f,avx2,fma")]
+        fn inner<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: as above.
+        unsafe { inner(f) }
+    }
+    #[inline(always)]
+    fn zero(self) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, n: usize) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_maskz_loadu_ps(lanes(n), from) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, n: usize, v: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_storeu_ps(to, lanes(n), v) }
+    }
+    #[inline(always)]
+    unsafe fn gather(self, from: *const f32, stride: usize, n: usize) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), lanes(n), steps(stride), from) }
+    }
+    #[inline(always)]
+    unsafe fn scatter(self, to: *mut f32, stride: usize, n: usize, v: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_i32scatter_ps::<4>(to, lanes(n), steps(stride), v) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
+        // SAFETY: as above.
+        unsafe { transpose16(src, lds, dst, ldd) }
+    }
+}
+
+/// Transposes a 16 × 16 block.
+///
+/// # Safety
+/// AVX-512F is there; 16 rows of 16 floats are valid at `src` (`lds` apart) and `dst` (`ldd` apart).
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
+    let zero = _mm512_setzero_ps();
+    let mut r = [zero; 16];
+    for (i, r) in r.iter_mut().enumerate() {
+        // SAFETY: row `i` of the source.
+        *r = unsafe { _mm512_loadu_ps(src.add(i * lds)) };
+    }
+    // Four stages that swap ever larger blocks: 1, 2, 4 and 8 columns.
+    let mut t = [zero; 16];
+    for i in 0..8 {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    let pd = |x| _mm512_castps_pd(x);
+    for i in 0..4 {
+        let (a, b, c, d) = (t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]);
+        r[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(a), pd(c)));
+        r[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(a), pd(c)));
+        r[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(b), pd(d)));
+        r[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(b), pd(d)));
+    }
+    for i in 0..4 {
+        t[i] = _mm512_shuffle_f32x4::<0x88>(r[i], r[4 + i]);
+        t[4 + i] = _mm512_shuffle_f32x4::<0xdd>(r[i], r[4 + i]);
+        t[8 + i] = _mm512_shuffle_f32x4::<0x88>(r[8 + i], r[12 + i]);
+        t[12 + i] = _mm512_shuffle_f32x4::<0xdd>(r[8 + i], r[12 + i]);
+    }
+    for i in 0..4 {
+        let (a, b, c, d) = (t[i], t[4 + i], t[8 + i], t[12 + i]);
+        // SAFETY: rows `i`, `4 + i`, `8 + i` and `12 + i` of the destination.
+        unsafe {
+            _mm512_storeu_ps(dst.add(i * ldd), _mm512_shuffle_f32x4::<0x88>(a, c));
+            _mm512_storeu_ps(dst.add((4 + i) * ldd), _mm512_shuffle_f32x4::<0x88>(b, d));
+            _mm512_storeu_ps(dst.add((8 + i) * ldd), _mm512_shuffle_f32x4::<0xdd>(a, c));
+            _mm512_storeu_ps(dst.add((12 + i) * ldd), _mm512_shuffle_f32x4::<0xdd>(b, d));
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! NEON, which every 64-bit ARM has: 4 lanes, 32 registers.
+use super::Simd;
+use std::arch::aarch64::*;
+
+/// Proof that this CPU has NEON.
+#[derive(Clone, Copy, Debug)]
+pub struct Neon(());
+
+impl Neon {
+    /// # Safety
+    /// The CPU has NEON.
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+// SAFETY of all blocks: `self` proves NEON, and what else is needed is the caller's promise.
+impl Simd for Neon {
+    type V = float32x4_t;
+    const LANES: usize = 4;
+    // 6 × 4 accumulators, 4 vectors of B and a broadcast are 29 of 32 registers.
+    const VECTORS: usize = 4;
+
+    #[inline(always)]
+    fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        // Part of the target.
+        f()
+    }
+    #[inline(always)]
+    fn zero(self) -> float32x4_t {
+        self.splat(0.0)
+    }
+    #[inline(always)]
+    fn splat(self, x: f32) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vld1q_f32(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, v: float32x4_t) {
+        // SAFETY: as above.
+        unsafe { vst1q_f32(to, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(self, from: *const f32, n: usize) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { self.gather(from, 1, n) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, n: usize, v: float32x4_t) {
+        // SAFETY: as above.
+        unsafe { self.scatter(to, 1, n, v) }
+    }
+}

@@ -1,5 +1,6 @@
 //! Runs that differ only in their seed form a group; groups that learn the same with the same network form a task.
 use super::load::Run;
+use super::subject::SUBJECT;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use taper_figures::plot::told_apart;
@@ -76,9 +77,6 @@ impl Choice {
         Some((value, at))
     }
 }
-
-/// The order of the paper's tables; other optimizers come after these.
-const PAPER: [&str; 7] = ["sgdm", "aegd", "adam", "amsgrad", "adabound", "adabelief", "decgd"];
 
 impl Group {
     /// Runs that came to their end, which the means are over.
@@ -177,8 +175,8 @@ pub fn tasks(runs: &[Run]) -> Vec<Task> {
             labels.push(group.label.clone());
         }
     }
-    // DecGD, the subject, has the first look; the others follow in their order.
-    labels.sort_by_key(|label| !label.starts_with("decgd"));
+    // The subject has the first look; the others follow in their order.
+    labels.sort_by_key(|label| !SUBJECT.names(label));
     for group in tasks.iter_mut().flat_map(|task| &mut task.groups) {
         group.style = labels.iter().position(|label| *label == group.label).unwrap_or(0);
     }
@@ -249,7 +247,7 @@ fn labelled(groups: BTreeMap<String, Vec<Run>>) -> Vec<Group> {
         let value = label.split('=').next_back().and_then(|v| v.parse::<f64>().ok());
         value.unwrap_or(f64::NAN)
     };
-    let rank = |name: &str| PAPER.iter().position(|p| *p == name).unwrap_or(PAPER.len());
+    let rank = |name: &str| SUBJECT.rank(name);
     out.sort_by(|a, b| {
         (rank(&a.optimizer), &a.optimizer)
             .cmp(&(rank(&b.optimizer), &b.optimizer))

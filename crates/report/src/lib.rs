@@ -24,6 +24,7 @@ mod probe;
 pub mod reproduce;
 mod sensitivity;
 mod statistics;
+mod subject;
 
 pub use document::{Block, Document, Figure, Form, Panel, Section, View};
 pub use group::{Choice, Group, Task, tasks};
@@ -58,7 +59,7 @@ pub fn sections(tasks: &[Task], runs: &Runs) -> Vec<Section> {
         Section::new("What the runs can show", statistics),
         figures("Learning curves", curves::figures(tasks)),
         figures("Sensitivity", sensitivity::figures(tasks)),
-        figures("Inside DecGD", probe::figures(tasks)),
+        figures(&format!("Inside {}", subject::SUBJECT.title), probe::figures(tasks)),
         Section::new("Runs and recipes", recipes(tasks)),
     ];
     if !runs.problems.is_empty() {

@@ -3,9 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use taper_train::Recipe;
-use taper_train::recipe::Unchecked;
-use taper_train::run::{Record, Split, Status, Summary};
-use taper_train::run::{RunError, folder};
+use taper_train::run::{Record, RunError, Split, Status, folder};
 use taper_train::sweep::settings::settings;
 
 /// Why there is no report.
@@ -182,20 +180,12 @@ pub(crate) fn once(mut runs: Vec<Run>, problems: &mut Vec<String>) -> Vec<Run> {
 }
 
 /// How much of its data a run was given, by its manifest.
-fn extent(folder: &Path, recipe: &Recipe) -> Extent {
-    if recipe.problem.is_some() {
-        return Extent::Whole;
-    }
-    let unknown = |e: &dyn std::fmt::Display| Extent::Unknown(format!("manifest.json: {e}"));
-    let manifest = match fs::read(folder.join("manifest.json")) {
-        Ok(bytes) => serde_json::from_slice::<serde_json::Value>(&bytes),
-        Err(e) => return unknown(&e),
-    };
-    match manifest.map(|manifest| manifest.pointer("/data/subset").cloned()) {
-        Ok(Some(serde_json::Value::Null)) => Extent::Whole,
-        Ok(Some(serde_json::Value::String(part))) => Extent::Part(part),
-        Ok(_) => unknown(&"no data.subset in it"),
-        Err(e) => unknown(&e),
+fn extent(reading: &folder::Reading) -> Extent {
+    match &reading.subset {
+        _ if reading.recipe.problem.is_some() => Extent::Whole,
+        Ok(None) => Extent::Whole,
+        Ok(Some(part)) => Extent::Part(part.clone()),
+        Err(e) => Extent::Unknown(format!("manifest.json: {e}")),
     }
 }
 
@@ -204,44 +194,13 @@ pub fn read(folder: &Path, problems: &mut Vec<String>) -> Result<Run, String> {
     let name =
         folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| folder.display().to_string());
-    let left_out = |what: &str| format!("{name}: {what}: the run is left out");
-    let text =
-        fs::read_to_string(folder.join("recipe.yaml")).map_err(|e| left_out(&format!("recipe.yaml: {e}")))?;
-    // No registry and no environment: a report needs neither to read what a run was.
-    let recipe = Recipe::parse("recipe.yaml", &text, &[], &Unchecked)
-        .map_err(|e| left_out(&format!("recipe.yaml cannot be read: {}", e.message())))?;
-    let mut note = |what: String| problems.push(format!("{name}: {what}"));
-    folder::damage(folder).into_iter().for_each(&mut note);
-
-    let mut records: Vec<Record> = Vec::new();
-    match fs::read(folder.join("metrics.jsonl")) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes);
-            // A run under way may be in the middle of its last line.
-            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-            for (number, line) in whole.lines().enumerate() {
-                match serde_json::from_str(line) {
-                    Ok(record) => records.push(record),
-                    Err(e) => {
-                        note(format!("metrics.jsonl, line {}: {e}: what follows is left out", number + 1));
-                        break;
-                    }
-                }
-            }
-        }
-        Err(e) => note(format!("metrics.jsonl: {e}: nothing was measured")),
-    }
-    let summary: Option<Summary> = match fs::read(folder.join("summary.json")) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| note(format!("summary.json: {e}"))).ok(),
-        Err(_) => None,
-    };
-    if let Some(summary) = summary.as_ref().filter(|s| s.id != recipe.id()) {
-        note(format!("recipe.yaml is of the run {}, summary.json of {}", recipe.id(), summary.id));
-    }
-    let extent = extent(folder, &recipe);
+    let reading = folder::read(folder).map_err(|what| format!("{name}: {what}: the run is left out"))?;
+    problems.extend(reading.problems.iter().map(|what| format!("{name}: {what}")));
+    let extent = extent(&reading);
+    let folder::Reading { recipe, recipe_text, records, summary, .. } = reading;
     let metric = summary.as_ref().map(|s| s.metric.clone()).unwrap_or_else(|| metric(&recipe, &records));
     let (status, reason) = summary.map_or((Status::Interrupted, None), |s| (s.status, s.reason));
-    Ok(Run { folder: name, recipe, recipe_text: text, status, reason, metric, records, extent })
+    Ok(Run { folder: name, recipe, recipe_text, status, reason, metric, records, extent })
 }
 
 /// The metric of a run that left no summary: the recipe's, or the task's own.

@@ -1,4 +1,4 @@
-//! Inside DecGD: the distribution of its vector v, the rate that its steps amount to, and its controls beside it.
+//! Inside the method under study: the distribution of its vector v, the rate that its steps amount to, and its controls beside it.
 //!
 //! A probe has quantiles of v for every parameter tensor, but not the tensors' sizes, without which there are no quantiles
 //! over all elements. The least and the largest of a network are exact; the outer band, from the least of the tensors' 1 %
@@ -8,6 +8,7 @@ use super::curves;
 use super::document::{Figure, Panel, View};
 use super::group::{Group, Task};
 use super::load::Run;
+use super::subject::SUBJECT;
 use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, short};
 use taper_figures::table::Table;
 use taper_train::run::{Record, Split};
@@ -22,7 +23,7 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
 
 fn figure(task: &Task) -> Option<Figure> {
     let probed: Vec<&Group> = task.groups.iter().filter(|group| probe_of(group).is_some()).collect();
-    let moving = probed.iter().filter(|group| !is_frozen(group));
+    let moving = probed.iter().filter(|group| !SUBJECT.is_control(group));
     let mut panels: Vec<Panel> =
         moving.take(MOST_PANELS).filter_map(|group| Some(panel(distribution(task, group)?))).collect();
     if panels.is_empty() {
@@ -39,7 +40,7 @@ fn figure(task: &Task) -> Option<Figure> {
         "effective rate",
     ]);
     let family: Vec<Group> =
-        task.groups.iter().filter(|g| probe_of(g).is_some() || g.optimizer == "sgdm").cloned().collect();
+        task.groups.iter().filter(|g| probe_of(g).is_some() || SUBJECT.is_neighbour(g)).cloned().collect();
     let rates: Vec<Series> = family
         .iter()
         .filter_map(|group| {
@@ -78,12 +79,13 @@ fn figure(task: &Task) -> Option<Figure> {
             }
         }
     }
-    let controls = match (probed.iter().any(|g| is_frozen(g)), family.iter().any(|g| g.optimizer == "sgdm")) {
-        (true, true) => "; beside it DecGD with v held at its start (freeze_v) and SGD with momentum",
-        (true, false) => "; beside it DecGD with v held at its start (freeze_v)",
-        (false, true) => "; beside it SGD with momentum",
-        (false, false) => "",
-    };
+    let control = probed.iter().any(|g| SUBJECT.is_control(g));
+    let control = control.then(|| format!("{} with {}", SUBJECT.title, SUBJECT.control_says));
+    let neighbour =
+        family.iter().any(|g| SUBJECT.is_neighbour(g)).then(|| SUBJECT.neighbour_title.to_owned());
+    let beside: Vec<String> = control.into_iter().chain(neighbour).collect();
+    let beside =
+        if beside.is_empty() { String::new() } else { format!("; beside it {}", beside.join(" and ")) };
     let one = probed.iter().all(|group| probe_of(group).is_none_or(has_one_tensor));
     let bands = match one {
         true => "Light band: 1 % to 99 %; dark band: 25 % to 75 %; line: the middle.",
@@ -98,8 +100,9 @@ fn figure(task: &Task) -> Option<Figure> {
         false => " One seed for v and the rate, all seeds for the last panel.",
     };
     let caption = format!(
-        "DecGD on {}: its vector v, and the learning rate its steps amount to{controls}. Dotted: the least and largest \
+        "{} on {}: its vector v, and the learning rate its steps amount to{beside}. Dotted: the least and largest \
          element of v. {bands}{seeds}",
+        SUBJECT.title,
         task.title()
     );
     Some(Figure { caption, panels, data })
@@ -116,12 +119,6 @@ fn probe_of(group: &Group) -> Option<&Run> {
 fn has_one_tensor(run: &Run) -> bool {
     let probes = run.records.iter().filter(|record| record.split == Split::Probe);
     probes.clone().all(|r| r.values.keys().filter(|name| name.starts_with("v_min/")).count() <= 1)
-}
-
-/// Whether it is DecGD's control, with v held at its start.
-pub(super) fn is_frozen(group: &Group) -> bool {
-    let setting = group.recipe().and_then(|recipe| recipe.optimizer.hyper.get("freeze_v"));
-    setting.and_then(serde_json::Value::as_bool) == Some(true)
 }
 
 /// v over all parameters of one epoch.

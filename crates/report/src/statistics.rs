@@ -1,6 +1,6 @@
 //! What the runs of a task can show: differences on shared seeds, how soon a level is reached, what a search was worth.
 use super::group::{Choice, Group, Task};
-use super::probe;
+use super::subject::SUBJECT;
 use taper_figures::plot::short;
 use taper_figures::stats::{self, Better, Claim, Comparison};
 use taper_figures::table::{Table, amount};
@@ -29,8 +29,7 @@ fn comparisons(task: &Task) -> Option<Table> {
     let (choice, which) = fair(task);
     let better = Better::of(&task.metric);
     let mean = |group: &Group| group.estimate(choice).map(|estimate| estimate.mean);
-    let is_subject = |group: &&Group| group.optimizer.starts_with("decgd") && !probe::is_frozen(group);
-    let subjects: Vec<&Group> = task.groups.iter().filter(is_subject).collect();
+    let subjects: Vec<&Group> = task.groups.iter().filter(|group| SUBJECT.is(group)).collect();
     let ahead = |a: &Group, b: &Group| match (mean(a), mean(b)) {
         (Some(a), Some(b)) => better.than(a, b),
         (value, _) => value.is_some(),

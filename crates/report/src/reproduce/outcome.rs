@@ -4,6 +4,7 @@ use super::claim::{Checked, check};
 use super::numeric::Numeric;
 use super::verdict::{Expected, Found, Measured, Part, Range, Verdict, judge};
 use super::{Published, Target};
+use crate::subject::SUBJECT;
 use crate::{Block, Choice, Document, Extent, Group, Run, Runs, Section};
 use serde_json::{Value, json};
 use taper_figures::stats::{self, Better, Interval};
@@ -223,10 +224,10 @@ pub fn document(
     problems: &[String],
 ) -> Document {
     let title = match scale {
-        Scale::Paper => "DecGD's experiments, as published and as rerun",
-        Scale::Cpu => "DecGD's experiments at reduced scale",
+        Scale::Paper => format!("{}'s experiments, as published and as rerun", SUBJECT.title),
+        Scale::Cpu => format!("{}'s experiments at reduced scale", SUBJECT.title),
     };
-    let mut document = Document { title: title.into(), data: data(outcomes, scale), ..Document::default() };
+    let mut document = Document { title, data: data(outcomes, scale), ..Document::default() };
     if let Some(numeric) = numeric {
         let mut blocks = numeric.blocks.clone();
         blocks.insert(0, Block::Table(claims_table(&numeric.checked.iter().collect::<Vec<_>>())));

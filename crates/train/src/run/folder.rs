@@ -1,15 +1,16 @@
 //! A run's folder read back, changing nothing in it. Whoever reads a run reads it through here: what its seals do not vouch for
 //! is an error.
 //!
-//! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments,
-//! the times. Every checkpoint vouches for itself.
+//! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last
+//! checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments, the
+//! times. Every checkpoint vouches for itself.
 use super::checkpoint;
 use super::inputs::Inputs;
 pub use super::manifest::{Host, Manifest, Stretch};
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
 use super::{Outcome, RunError, timing};
-use crate::recipe::Sections;
+use crate::recipe::{Sections, Unchecked};
 use crate::{Recipe, Registries};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +20,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use taper_files::{sha256, sha256_file};
 
-fn read(path: &Path) -> Result<Vec<u8>, RunError> {
+fn bytes(path: &Path) -> Result<Vec<u8>, RunError> {
     fs::read(path).map_err(RunError::io(path))
 }
 
@@ -89,7 +90,7 @@ pub(super) fn set_aside(run: &Path) -> Result<PathBuf, RunError> {
 /// `recipe.yaml`. It is resolved, so that neither other files nor the environment have a say.
 pub fn recipe(folder: &Path, sections: &dyn Sections) -> Result<Recipe, RunError> {
     let path = folder.join("recipe.yaml");
-    let text = String::from_utf8(read(&path)?).map_err(|e| damaged(&path, e.to_string()))?;
+    let text = String::from_utf8(bytes(&path)?).map_err(|e| damaged(&path, e.to_string()))?;
     Ok(Recipe::parse(&path.display().to_string(), &text, &[], sections)?)
 }
 
@@ -110,7 +111,7 @@ pub(crate) fn write_recipe(recipe: &Recipe, registries: &Registries, folder: &Pa
 /// `manifest.json`.
 pub fn manifest(folder: &Path) -> Result<Manifest, RunError> {
     let path = folder.join("manifest.json");
-    unseal(&read(&path)?, |manifest: &mut Manifest| &mut manifest.sha256).map_err(|e| damaged(&path, e))
+    unseal(&bytes(&path)?, |manifest: &mut Manifest| &mut manifest.sha256).map_err(|e| damaged(&path, e))
 }
 
 /// `summary.json`, once there is one.
@@ -133,7 +134,7 @@ pub fn records(folder: &Path) -> Result<Vec<Record>, RunError> {
 /// `metrics.jsonl`: its lines as they stand and as records. A last line without its end is one that a crash cut off.
 pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
     let path = folder.join("metrics.jsonl");
-    let text = read(&path)?;
+    let text = bytes(&path)?;
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let text = std::str::from_utf8(&text[..whole]).map_err(|e| damaged(&path, e.to_string()))?;
     let parse = |(i, line): (usize, &str)| match serde_json::from_str(line) {
@@ -143,10 +144,80 @@ pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
     text.lines().enumerate().map(parse).collect()
 }
 
+/// A run as far as its folder has it, for whoever looks at runs and goes on with none: finished, diverged, interrupted, under
+/// way or damaged.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Reading {
+    /// The recipe, checked against no registry: optimizers and models of other programs are read too.
+    pub recipe: Recipe,
+    /// The recipe's file.
+    pub recipe_text: String,
+    /// The measurements, up to the first that cannot be read.
+    pub records: Vec<Record>,
+    /// How it ended, if it did.
+    pub summary: Option<Summary>,
+    /// The part of the data it was given, `None` for all of it; an error where the manifest does not say.
+    pub subset: Result<Option<String>, String>,
+    /// What is damaged or missing, in sentences that begin with a file's name.
+    pub problems: Vec<String>,
+}
+
+/// Reads a run's folder as far as it goes; an error only where there is no recipe to read.
+pub fn read(folder: &Path) -> Result<Reading, String> {
+    let recipe_text =
+        fs::read_to_string(folder.join("recipe.yaml")).map_err(|e| format!("recipe.yaml: {e}"))?;
+    // No registry and no environment: neither is needed to read what a run was.
+    let recipe = Recipe::parse("recipe.yaml", &recipe_text, &[], &Unchecked)
+        .map_err(|e| format!("recipe.yaml cannot be read: {}", e.message()))?;
+    let mut problems = damage(folder);
+    let mut records: Vec<Record> = Vec::new();
+    match fs::read(folder.join("metrics.jsonl")) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            // A run under way may be in the middle of its last line.
+            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+            for (number, line) in whole.lines().enumerate() {
+                match serde_json::from_str(line) {
+                    Ok(record) => records.push(record),
+                    Err(e) => {
+                        let line = number + 1;
+                        problems.push(format!("metrics.jsonl, line {line}: {e}: what follows is left out"));
+                        break;
+                    }
+                }
+            }
+        }
+        Err(e) => problems.push(format!("metrics.jsonl: {e}: nothing was measured")),
+    }
+    let summary: Option<Summary> = match fs::read(folder.join("summary.json")) {
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|e| problems.push(format!("summary.json: {e}"))).ok()
+        }
+        Err(_) => None,
+    };
+    if let Some(summary) = summary.as_ref().filter(|s| s.id != recipe.id()) {
+        problems.push(format!("recipe.yaml is of the run {}, summary.json of {}", recipe.id(), summary.id));
+    }
+    let subset = subset(folder);
+    Ok(Reading { recipe, recipe_text, records, summary, subset, problems })
+}
+
+/// What the manifest says of the part of the data that was used. Of a manifest of any version, damaged elsewhere or not.
+fn subset(folder: &Path) -> Result<Option<String>, String> {
+    let bytes = fs::read(folder.join("manifest.json")).map_err(|e| e.to_string())?;
+    let manifest: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+    match manifest.pointer("/data/subset") {
+        Some(serde_json::Value::Null) => Ok(None),
+        Some(serde_json::Value::String(part)) => Ok(Some(part.clone())),
+        _ => Err("no data.subset in it".into()),
+    }
+}
+
 /// What is wrong with the files that a report reads, by their names in the folder; nothing where they are as they were sealed. A
 /// run that has not come to its end changes its files, and is sealed in part. A file that is missing, is no JSON or was never
 /// sealed is for its reader to report.
-pub fn damage(folder: &Path) -> Vec<String> {
+fn damage(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let summary = fs::read(folder.join("summary.json")).unwrap_or_default();
     let is_sealed = |summary: &Summary| !summary.sha256.is_empty();

@@ -31,9 +31,9 @@ pub struct Args {
     /// Runs at a time; threads are divided between them
     #[arg(long, short, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: u16,
-    /// The seeds, in place of the scale's own
-    #[arg(long, value_name = "SEED,…", value_delimiter = ',')]
-    seeds: Vec<u64>,
+    /// The seeds, in place of the scale's own: how many (10 is 1 to 10), or which (`4,5,6`, `4-6`, `4-4`)
+    #[arg(long, value_name = "N|SEED,…", value_parser = seeds)]
+    seeds: Option<Seeds>,
     /// Only the paper's own runs: no controls of DecGD, and no second set of runs to choose by a validation set where the
     /// paper's recipe has none
     #[arg(long)]
@@ -76,6 +76,54 @@ enum ScaleArg {
     Cpu,
 }
 
+/// A type of its own: clap takes a bare `Vec` for an option given several times.
+#[derive(Clone, Debug, PartialEq)]
+struct Seeds(Vec<u64>);
+
+/// More than anybody runs; a typing error must not become a list that fills the memory.
+const MOST_SEEDS: u64 = 10_000;
+
+fn seeds(text: &str) -> Result<Seeds, String> {
+    let number = |part: &str| {
+        let part = part.trim();
+        part.parse::<u64>().map_err(|_| {
+            format!("`{part}` is no seed; expected how many (`10`), a list (`4,5,6`) or a range (`4-6`)")
+        })
+    };
+    let few = |count: u64| {
+        if count <= MOST_SEEDS {
+            Ok(())
+        } else {
+            Err(format!("{count} seeds; expected at most {MOST_SEEDS}"))
+        }
+    };
+    if let Ok(count) = text.trim().parse::<u64>() {
+        if count == 0 {
+            return Err(String::from("no seeds; expected at least 1 (the seed 0 alone is `0-0`)"));
+        }
+        few(count)?;
+        return Ok(Seeds((1..=count).collect()));
+    }
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(part)?, number(part)?),
+        };
+        if last < first {
+            return Err(format!("`{part}` runs backwards"));
+        }
+        few((last - first).saturating_add(1))?;
+        for seed in first..=last {
+            if all.contains(&seed) {
+                return Err(format!("the seed {seed} is named twice"));
+            }
+            all.push(seed);
+        }
+    }
+    Ok(Seeds(all))
+}
+
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
     let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
     let scale = match args.scale {
@@ -87,7 +135,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         published: &published,
         scale,
         recipes: &args.recipes,
-        seeds: Some(&args.seeds[..]).filter(|seeds| !seeds.is_empty()),
+        seeds: args.seeds.as_ref().map(|Seeds(seeds)| &seeds[..]),
         bare: args.bare,
         sections: registries,
     };
@@ -198,4 +246,35 @@ fn announce(
     }
     let (left, all) = (sweep.missing().count(), sweep.runs().len());
     eprintln!("scale {}: {left} of {all} runs to do in {}", scale.name(), args.runs.display());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Seeds, seeds};
+
+    #[test]
+    fn a_number_alone_is_how_many_and_a_list_or_range_names_them() {
+        assert_eq!(seeds("3"), Ok(Seeds(vec![1, 2, 3])));
+        assert_eq!(seeds("10"), Ok(Seeds((1..=10).collect())));
+        assert_eq!(seeds("4,9, 2"), Ok(Seeds(vec![4, 9, 2])));
+        assert_eq!(seeds("4-6,1"), Ok(Seeds(vec![4, 5, 6, 1])));
+        assert_eq!(seeds("0-0"), Ok(Seeds(vec![0])));
+    }
+
+    #[test]
+    fn what_names_no_seeds_is_refused_in_words() {
+        for (text, expected) in [
+            ("0", "at least 1"),
+            ("", "is no seed"),
+            ("1,x", "`x` is no seed"),
+            ("6-4", "backwards"),
+            ("1,2,1", "twice"),
+            ("99999999999", "at most"),
+            ("0-18446744073709551615", "at most"),
+            ("-3", "is no seed"),
+        ] {
+            let refused = seeds(text).unwrap_err();
+            assert!(refused.contains(expected), "{text}: {refused}");
+        }
+    }
 }

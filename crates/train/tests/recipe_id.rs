@@ -37,7 +37,9 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
             "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}",
         ),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {seconds: 60}, on_divergence: record}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, shard_state: true}"),
         // Defaults that are spelled out.
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 1}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),
         format!("{BASE}schedule: {{kind: constant, per: epoch}}\n"),
     ];
@@ -51,6 +53,7 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         BASE.replace("[100]", "[100, 100]"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {steps: 60}}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 2}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 2}"),
         format!("{BASE}seed: 2\n"),
     ];
     for text in other {

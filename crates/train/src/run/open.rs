@@ -109,6 +109,7 @@ impl<'a> Run<'a> {
             task,
             optimizers,
             average,
+            gathered: None,
             metrics,
             manifest,
             state,

@@ -151,13 +151,13 @@ impl World {
         Ok(all.swap_remove(0))
     }
 
-    /// Whether any rank says so.
-    pub fn any(&self, mine: bool) -> Result<bool, Error> {
+    /// The bits that any rank has set.
+    pub fn or(&self, mine: u8) -> Result<u8, Error> {
         let Some(mut wire) = self.wire() else { return Ok(mine) };
         let mut said = vec![[0]; self.size];
         let mut places: Vec<&mut [u8]> = said.iter_mut().map(|place| &mut place[..]).collect();
-        wire.all_gather(&[u8::from(mine)], &mut places)?;
-        Ok(said.iter().any(|said| said[0] != 0))
+        wire.all_gather(&[mine], &mut places)?;
+        Ok(said.iter().fold(0, |all, said| all | said[0]))
     }
 
     /// Tells the others why this rank ends.

@@ -130,7 +130,10 @@ impl Sockets {
         let lost = |e: std::io::Error| {
             let what = match e.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                    format!("said nothing for {} s: it hangs, or computes for longer", self.limit.as_secs_f64())
+                    format!(
+                        "said nothing for {} s: it hangs, or computes for longer",
+                        self.limit.as_secs_f64()
+                    )
                 }
                 ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                     "ended without a word, as a killed process does".into()

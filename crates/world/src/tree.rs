@@ -85,9 +85,7 @@ mod tests {
 
     /// The sum as a formula.
     fn formula(tree: &Tree) -> String {
-        let mut leaf = |node: &Range<usize>| {
-            Ok::<_, ()>((node.len() == 1).then(|| node.start.to_string()))
-        };
+        let mut leaf = |node: &Range<usize>| Ok::<_, ()>((node.len() == 1).then(|| node.start.to_string()));
         tree.fold(0..tree.leaves(), &mut leaf, &mut |a, b| format!("({a}+{b})")).unwrap().unwrap_or_default()
     }
 

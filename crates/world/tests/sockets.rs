@@ -22,9 +22,8 @@ fn leaf(number: usize, length: usize) -> Vec<f32> {
 }
 
 fn sum(world: &World, tree: &Tree, length: usize) -> Vec<f32> {
-    let mut known = |node: &std::ops::Range<usize>| {
-        Ok::<_, Error>((node.len() == 1).then(|| leaf(node.start, length)))
-    };
+    let mut known =
+        |node: &std::ops::Range<usize>| Ok::<_, Error>((node.len() == 1).then(|| leaf(node.start, length)));
     let mut add = |mut a: Vec<f32>, b: Vec<f32>| {
         a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
         a
@@ -42,7 +41,9 @@ fn a_sum_has_the_same_bits_for_any_number_of_ranks() {
         for length in [1, 5, 100_003] {
             let alone = sum(&World::alone(), &tree, length);
             for size in [1, 2, 3, 4, 6, 12] {
-                for (rank, sum) in each(size, LIMIT, |world| sum(&world, &tree, length)).into_iter().enumerate() {
+                for (rank, sum) in
+                    each(size, LIMIT, |world| sum(&world, &tree, length)).into_iter().enumerate()
+                {
                     assert!(sum == alone, "{held} leaves, {length} numbers: rank {rank} of {size}");
                 }
             }
@@ -64,14 +65,14 @@ fn words_of_any_length_are_gathered_in_the_order_of_ranks() {
         let word = vec![world.rank() as u8; world.rank() * 100_000];
         let all = world.gather(&word).unwrap();
         let first = world.broadcast(&[7, world.rank() as u8]).unwrap();
-        (all, first, world.any(world.rank() == 3).unwrap(), world.any(false).unwrap())
+        (all, first, world.or(1 << world.rank()).unwrap(), world.or(0).unwrap())
     });
-    for (all, first, one, none) in said {
+    for (all, first, bits, none) in said {
         assert_eq!(all.len(), 4);
         for (rank, word) in all.into_iter().enumerate() {
             assert!(word == vec![rank as u8; rank * 100_000]);
         }
-        assert_eq!((first, one, none), (vec![7, 0], true, false));
+        assert_eq!((first, bits, none), (vec![7, 0], 15, 0));
     }
 }
 
@@ -86,7 +87,10 @@ fn all_hear_why_a_rank_ends() {
         world.pass_on(&error);
         Some(error.to_string())
     });
-    assert_eq!(ended, [Some("rank 1: the disk is full".into()), None, Some("rank 1: the disk is full".into())]);
+    assert_eq!(
+        ended,
+        [Some("rank 1: the disk is full".into()), None, Some("rank 1: the disk is full".into())]
+    );
 }
 
 #[test]
@@ -125,7 +129,7 @@ fn a_rank_that_says_nothing_is_named_after_the_limit() {
 #[test]
 fn ranks_that_are_out_of_step_notice() {
     let ended = each(2, LIMIT, |world| match world.rank() {
-        0 => world.any(true).unwrap_err(),
+        0 => world.or(1).unwrap_err(),
         _ => world.gather(b"something else").unwrap_err(),
     });
     assert!(ended.iter().any(|error| error.what.contains("another place of the run")), "{ended:?}");

@@ -69,14 +69,19 @@ fn columns_are_masked_by_their_place_in_the_batch() -> Result<()> {
     let whole = model.draw_masks(5, 3, 7)?;
     model.set_place(2);
     let part = model.draw_masks(3, 3, 7)?;
-    let rows = |mask: &Option<Mask>| values(&mask.as_ref().unwrap().to_tensor(DType::F64, &Device::Cpu).unwrap());
-    let pairs = [(&whole.input, &part.input), (&whole.output, &part.output), (&whole.hidden[0], &part.hidden[0])];
+    let rows =
+        |mask: &Option<Mask>| values(&mask.as_ref().unwrap().to_tensor(DType::F64, &Device::Cpu).unwrap());
+    let pairs =
+        [(&whole.input, &part.input), (&whole.output, &part.output), (&whole.hidden[0], &part.hidden[0])];
     for (whole, part) in pairs {
         let (whole, part) = (rows(whole), rows(part));
         assert_eq!(part, whole[whole.len() - part.len()..]);
         assert_ne!(part, whole[..part.len()]);
     }
-    assert_eq!((rows(&whole.embedding), rows(&whole.weight_hh[0])), (rows(&part.embedding), rows(&part.weight_hh[0])));
+    assert_eq!(
+        (rows(&whole.embedding), rows(&whole.weight_hh[0])),
+        (rows(&part.embedding), rows(&part.weight_hh[0]))
+    );
     Ok(())
 }
 

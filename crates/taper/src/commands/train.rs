@@ -62,6 +62,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         fresh: args.fresh,
         allow_mixed: args.allow_mixed,
         watch: if args.worker { tell_steps() } else { Watch::default() },
+        world: Default::default(),
     };
     if args.worker {
         stop_with_input(options.stop.clone());

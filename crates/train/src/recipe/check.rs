@@ -430,8 +430,10 @@ impl Checks<'_> {
             _ if shards == 1 => Ok(()),
             None => Err(self.fail(&path, "train.shards cuts batches, and a problem has none".to_owned())),
             Some(data) if data.batch_size < shards => {
-                let message =
-                    format!("train.shards must be at most data.batch_size ({}), found {shards}", data.batch_size);
+                let message = format!(
+                    "train.shards must be at most data.batch_size ({}), found {shards}",
+                    data.batch_size
+                );
                 Err(self.fail(&path, message))
             }
             Some(_) => Ok(()),

@@ -213,11 +213,6 @@ impl Statistics {
         self.means.iter().map(|var| var.elem_count()).sum()
     }
 
-    /// Whether there are any.
-    pub fn is_empty(&self) -> bool {
-        self.means.is_empty() && self.counts.is_empty()
-    }
-
     fn vars(&self) -> impl Iterator<Item = &Var> {
         self.means.iter().chain(&self.counts)
     }
@@ -253,7 +248,9 @@ impl Statistics {
             var.set(&tensor(own, var)?)?;
         }
         for var in &self.counts {
-            let Some((own, rest)) = counts.split_at_checked(8 * var.elem_count()) else { return Err(short()) };
+            let Some((own, rest)) = counts.split_at_checked(8 * var.elem_count()) else {
+                return Err(short());
+            };
             counts = rest;
             let own = own.chunks_exact(8).map(|bytes| bytes.try_into().map_or(0, i64::from_le_bytes));
             let own = Tensor::from_vec(own.collect::<Vec<_>>(), var.shape(), &Device::Cpu)?;

@@ -4,7 +4,8 @@
 //! together and in one order: [`World::gather`], [`World::broadcast`], [`World::sum`]. A sum is taken over the leaves of a
 //! [`Tree`], pairwise and in an order that the number of leaves fixes; the ranks only share out who computes which of its parts.
 //!
-//! How bytes move is a [`Wire`]: sockets between processes of one machine ([`sockets`]), or nothing at all.
+//! How bytes move is a [`Wire`]: sockets between processes of one machine ([`sockets`]), MPI (feature `mpi`), or nothing
+//! at all.
 //!
 //! ```
 //! use taper_world::{Tree, World};
@@ -14,6 +15,8 @@
 //! assert_eq!(world.sum(&tree, vec![vec![1.0, 2.0]], 2)?, [1.0, 2.0]);
 //! # Ok::<(), taper_world::Error>(())
 //! ```
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod sockets;
 mod sum;
 mod tree;

@@ -1,0 +1,108 @@
+//! Processes that share a run on this machine: the command is the first of them and starts the others.
+use super::Failure;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use taper_train::run::RunError;
+use taper_world::{World, sockets};
+
+/// How the others know which they are, and where they meet.
+const RANK: &str = "TAPER_RANK";
+const MEET: &str = "TAPER_MEET";
+
+/// How many processes share a run, and for how long one may be silent.
+#[derive(clap::Args)]
+pub struct Ranks {
+    /// Processes that share each run, with the same result; their number must divide train.shards
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: u16,
+    /// How long the others wait for one of them before all end
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    rank_limit: u64,
+}
+
+impl Ranks {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.ranks.into()
+    }
+
+    /// The threads of each, where the user does not say: an equal part of the cores. `0` is one a core.
+    pub fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.ranks == 1 { 0 } else { (cores / self.count()).max(1) }
+    }
+
+    /// Starts the others, or meets those that started this one.
+    pub fn start(&self) -> Result<Team, Failure> {
+        if self.ranks == 1 {
+            return Ok(Team { world: World::alone(), others: Vec::new() });
+        }
+        self.meet().map_err(|message| Failure::other(format!("error: {message}")))
+    }
+
+    #[cfg(unix)]
+    fn meet(&self) -> Result<Team, String> {
+        use std::os::unix::process::CommandExt;
+        let limit = Duration::from_secs(self.rank_limit);
+        if let (Some(rank), Some(folder)) = (rank(), std::env::var_os(MEET)) {
+            let world =
+                sockets::meet(folder.as_ref(), rank, self.count(), limit).map_err(|e| e.to_string())?;
+            return Ok(Team { world, others: Vec::new() });
+        }
+        let folder = taper_files::scratch().map_err(|e| e.to_string())?;
+        let program = std::env::current_exe().map_err(|e| format!("this program cannot be found: {e}"))?;
+        let mut team = Team { world: World::alone(), others: Vec::new() };
+        for rank in 1..self.count() {
+            let mut other = Command::new(&program);
+            other.args(std::env::args_os().skip(1)).env(RANK, rank.to_string()).env(MEET, folder.path());
+            // What the terminal says to the first it decides for all.
+            other.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+            let other = other.spawn().map_err(|e| format!("rank {rank} cannot be started: {e}"))?;
+            team.others.push(other);
+        }
+        team.world = sockets::meet(folder.path(), 0, self.count(), limit).map_err(|e| e.to_string())?;
+        Ok(team)
+    }
+
+    #[cfg(not(unix))]
+    fn meet(&self) -> Result<Team, String> {
+        Err("--ranks starts processes that talk over Unix sockets, which this system does not have".into())
+    }
+}
+
+/// The number of a process that another one started to share its run.
+pub fn rank() -> Option<usize> {
+    std::env::var(RANK).ok()?.parse().ok()
+}
+
+/// The processes that share a run, with those that this one started.
+pub struct Team {
+    pub world: World,
+    others: Vec<Child>,
+}
+
+impl Team {
+    /// What this process has to say of an error: what all of them know is said once.
+    pub fn failure(&self, error: RunError) -> Failure {
+        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0);
+        let silent = !self.world.is_first() && !(self.world.rank() == 1 && first_is_gone);
+        let failure = Failure::from(error);
+        if silent { Failure { message: String::new(), ..failure } } else { failure }
+    }
+}
+
+impl Drop for Team {
+    /// Ends with the others: they have heard that the run is over, or hear it now.
+    fn drop(&mut self) {
+        const MORE: Duration = Duration::from_secs(5);
+        let deadline = Instant::now() + MORE;
+        for other in &mut self.others {
+            while matches!(other.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // One that has ended cannot be killed, and that is all right.
+            let _ = other.kill();
+            let _ = other.wait();
+        }
+    }
+}

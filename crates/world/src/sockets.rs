@@ -44,23 +44,34 @@ pub fn within(size: usize, limit: Duration) -> std::io::Result<Vec<World>> {
     all.into_iter().enumerate().map(|(rank, peers)| world(rank, peers, limit)).collect()
 }
 
-/// Meets the other ranks at a folder that only they can enter: each has a socket there under its number.
-pub fn meet(folder: &Path, rank: usize, size: usize, limit: Duration) -> Result<World, Error> {
+/// Meets the other ranks at a folder that only they can enter: each has a socket there under its number. While one of them is
+/// not there yet, `alive` is asked whether it is worth waiting for.
+pub fn meet(
+    folder: &Path,
+    rank: usize,
+    size: usize,
+    limit: Duration,
+    alive: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<World, Error> {
     let failed = |of: usize, what: &str, e: std::io::Error| Error::new(of, format!("{what}: {e}"));
     let place = |rank: usize| -> PathBuf { folder.join(rank.to_string()) };
     let listener = UnixListener::bind(place(rank)).map_err(|e| failed(rank, "has no socket", e))?;
     let deadline = Instant::now() + limit;
-    let late = |rank| Error::new(rank, format!("did not start within {} s", limit.as_secs_f64()));
+    let mut wait_for = |rank| {
+        alive()?;
+        if Instant::now() > deadline {
+            return Err(Error::new(rank, format!("did not start within {} s", limit.as_secs_f64())));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        Ok(())
+    };
     let mut peers: Vec<Option<UnixStream>> = (0..size).map(|_| None).collect();
     for (other, peer) in peers.iter_mut().enumerate().take(rank) {
         let stream = loop {
             match UnixStream::connect(place(other)) {
                 Ok(stream) => break stream,
                 // Not there yet, or with too many callers for the moment.
-                Err(_) if Instant::now() < deadline && folder.exists() => {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Err(_) => return Err(late(other)),
+                Err(_) => wait_for(other)?,
             }
         };
         let hello = (rank as u64).to_le_bytes();
@@ -83,10 +94,7 @@ pub fn meet(folder: &Path, rank: usize, size: usize, limit: Duration) -> Result<
                     _ => return Err(Error::new(other, "is there twice")),
                 }
             }
-            Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => return Err(late(missing)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => wait_for(missing)?,
             Err(e) => return Err(failed(rank, "cannot be called", e)),
         }
     }

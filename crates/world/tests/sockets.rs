@@ -142,7 +142,9 @@ fn ranks_meet_at_a_folder() {
         let folder = folder.path();
         let ranks: Vec<_> = (0..3)
             .map(|rank| {
-                scope.spawn(move || meet(folder, rank, 3, LIMIT).unwrap().gather(&[rank as u8]).unwrap())
+                scope.spawn(move || {
+                    meet(folder, rank, 3, LIMIT, &mut || Ok(())).unwrap().gather(&[rank as u8]).unwrap()
+                })
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
@@ -153,6 +155,9 @@ fn ranks_meet_at_a_folder() {
 #[test]
 fn a_rank_that_never_starts_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let error = meet(folder.path(), 0, 2, Duration::from_millis(100)).unwrap_err();
+    let error = meet(folder.path(), 0, 2, Duration::from_millis(100), &mut || Ok(())).unwrap_err();
     assert_eq!(error.to_string(), "rank 1: did not start within 0.1 s");
+    let gone = Error::new(0, "is gone");
+    let error = meet(folder.path(), 1, 3, LIMIT, &mut || Err(gone.clone())).unwrap_err();
+    assert_eq!(error, gone);
 }

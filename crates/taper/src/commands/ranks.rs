@@ -1,9 +1,9 @@
-//! Processes that share a run on this machine: the command is the first of them and starts the others.
+//! Processes that share a run: on one machine the command is the first of them and starts the others; MPI's launchers start all.
 use super::Failure;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use taper_train::run::RunError;
-use taper_world::{World, sockets};
+use taper_world::{Error, World, sockets};
 
 /// How the others know which they are, and where they meet.
 const RANK: &str = "TAPER_RANK";
@@ -29,11 +29,21 @@ impl Ranks {
     /// The threads of each, where the user does not say: an equal part of the cores. `0` is one a core.
     pub fn threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if self.ranks == 1 { 0 } else { (cores / self.count()).max(1) }
+        let here = number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]).unwrap_or(1).max(self.count());
+        if here == 1 { 0 } else { (cores / here).max(1) }
     }
 
     /// Starts the others, or meets those that started this one.
     pub fn start(&self) -> Result<Team, Failure> {
+        let launched = if rank().is_some() { 1 } else { launched().unwrap_or(1) };
+        if launched > 1 && self.ranks > 1 {
+            return Err(Failure::usage(
+                "error: --ranks starts processes of its own: leave it out under mpirun or srun",
+            ));
+        }
+        if launched > 1 {
+            return by_mpi(Duration::from_secs(self.rank_limit));
+        }
         if self.ranks == 1 {
             return Ok(Team { world: World::alone(), others: Vec::new() });
         }
@@ -45,9 +55,14 @@ impl Ranks {
         use std::os::unix::process::CommandExt;
         let limit = Duration::from_secs(self.rank_limit);
         if let (Some(rank), Some(folder)) = (rank(), std::env::var_os(MEET)) {
-            let world =
-                sockets::meet(folder.as_ref(), rank, self.count(), limit).map_err(|e| e.to_string())?;
-            return Ok(Team { world, others: Vec::new() });
+            // Whoever outlives the first process has another parent.
+            let parent = std::os::unix::process::parent_id();
+            let mut alive = || match std::os::unix::process::parent_id() == parent {
+                true => Ok(()),
+                false => Err(Error::new(0, "ended before all had started")),
+            };
+            let world = sockets::meet(folder.as_ref(), rank, self.count(), limit, &mut alive);
+            return Ok(Team { world: world.map_err(|e| e.to_string())?, others: Vec::new() });
         }
         let folder = taper_files::scratch().map_err(|e| e.to_string())?;
         let program = std::env::current_exe().map_err(|e| format!("this program cannot be found: {e}"))?;
@@ -60,7 +75,17 @@ impl Ranks {
             let other = other.spawn().map_err(|e| format!("rank {rank} cannot be started: {e}"))?;
             team.others.push(other);
         }
-        team.world = sockets::meet(folder.path(), 0, self.count(), limit).map_err(|e| e.to_string())?;
+        let others = &mut team.others;
+        let mut alive = || {
+            for (other, rank) in others.iter_mut().zip(1..) {
+                if let Ok(Some(status)) = other.try_wait() {
+                    return Err(Error::new(rank, format!("ended before all had started: {status}")));
+                }
+            }
+            Ok(())
+        };
+        let world = sockets::meet(folder.path(), 0, self.count(), limit, &mut alive);
+        team.world = world.map_err(|e| e.to_string())?;
         Ok(team)
     }
 
@@ -68,6 +93,32 @@ impl Ranks {
     fn meet(&self) -> Result<Team, String> {
         Err("--ranks starts processes that talk over Unix sockets, which this system does not have".into())
     }
+}
+
+#[cfg(feature = "mpi")]
+fn by_mpi(limit: Duration) -> Result<Team, Failure> {
+    let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
+    Ok(Team { world, others: Vec::new() })
+}
+
+/// Each process would take itself for the only one.
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(_: Duration) -> Result<Team, Failure> {
+    Err(Failure::usage(
+        "error: an MPI launcher started this, and taper was built without MPI: build it with `TAPER_FEATURES=mpi cargo xtask \
+         train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one machine",
+    ))
+}
+
+/// How many processes an MPI launcher started, if one did.
+fn launched() -> Option<usize> {
+    let pmix = std::env::var_os("PMIX_RANK").and_then(|_| number(&["SLURM_NTASKS"]));
+    number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).or(pmix)
+}
+
+/// The first of some variables that holds a number.
+fn number(variables: &[&str]) -> Option<usize> {
+    variables.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 /// The number of a process that another one started to share its run.
@@ -95,6 +146,7 @@ impl Drop for Team {
     /// Ends with the others: they have heard that the run is over, or hear it now.
     fn drop(&mut self) {
         const MORE: Duration = Duration::from_secs(5);
+        self.world = World::alone();
         let deadline = Instant::now() + MORE;
         for other in &mut self.others {
             while matches!(other.try_wait(), Ok(None)) && Instant::now() < deadline {

@@ -204,16 +204,29 @@ fn a_rank_with_other_kernels_is_named() {
         return println!("skipped: this processor has one set of kernels only");
     }
     let folder = scratch();
-    let [one, two] = by_hand(folder.path(), |two| drop(two.env("TAPER_ISA", "portable")));
+    let [one, two] = by_hand(folder.path(), |two| {
+        two.env("TAPER_ISA", "portable");
+    });
     let said = message(&one);
     assert!(said.starts_with("error: rank 1: has another arithmetic: cpu with portable kernels"), "{said}");
     assert_eq!((one.status.code(), two.status.code(), message(&two).as_str()), (Some(1), Some(1), ""));
 }
 
+/// Each of them would take itself for the only one.
+#[test]
+fn processes_of_an_mpi_launcher_are_refused_without_mpi() {
+    let folder = scratch();
+    let output = train(&MLP, folder.path(), 1).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(message(&output).contains("TAPER_FEATURES=mpi cargo xtask"), "{}", message(&output));
+}
+
 #[test]
 fn a_rank_with_another_recipe_is_named() {
     let folder = scratch();
-    let [one, two] = by_hand(folder.path(), |two| drop(two.args(["--set", "optimizer.lr=0.5"])));
+    let [one, two] = by_hand(folder.path(), |two| {
+        two.args(["--set", "optimizer.lr=0.5"]);
+    });
     assert!(message(&one).starts_with("error: rank 1: has another recipe: "), "{}", message(&one));
     assert_eq!((one.status.code(), two.status.code()), (Some(1), Some(1)));
 }

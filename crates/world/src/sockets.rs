@@ -45,22 +45,24 @@ pub fn within(size: usize, limit: Duration) -> std::io::Result<Vec<World>> {
 }
 
 /// Meets the other ranks at a folder that only they can enter: each has a socket there under its number. While one of them is
-/// not there yet, `alive` is asked whether it is worth waiting for.
+/// not there yet, `alive` is asked whether it is worth waiting for. `limit` is for what comes after; all have so long to start, and
+/// `within` at least.
 pub fn meet(
     folder: &Path,
     rank: usize,
     size: usize,
-    limit: Duration,
+    (limit, within): (Duration, Duration),
     alive: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<World, Error> {
     let failed = |of: usize, what: &str, e: std::io::Error| Error::new(of, format!("{what}: {e}"));
     let place = |rank: usize| -> PathBuf { folder.join(rank.to_string()) };
     let listener = UnixListener::bind(place(rank)).map_err(|e| failed(rank, "has no socket", e))?;
-    let deadline = Instant::now() + limit;
+    let within = within.max(limit);
+    let deadline = Instant::now() + within;
     let mut wait_for = |rank| {
         alive()?;
         if Instant::now() > deadline {
-            return Err(Error::new(rank, format!("did not start within {} s", limit.as_secs_f64())));
+            return Err(Error::new(rank, format!("did not start within {} s", within.as_secs_f64())));
         }
         std::thread::sleep(Duration::from_millis(5));
         Ok(())
@@ -97,6 +99,28 @@ pub fn meet(
             Err(e) if e.kind() == ErrorKind::WouldBlock => wait_for(missing)?,
             Err(e) => return Err(failed(rank, "cannot be called", e)),
         }
+    }
+    // Nobody begins before all have met: until then `alive` is asked, later it is the sockets that tell who is gone.
+    let mut heard = |other: usize| {
+        let Some(mut stream) = peers[other].as_ref() else { return Ok(()) };
+        let io = |e| failed(other, "is lost", e);
+        stream.set_nonblocking(true).map_err(io)?;
+        loop {
+            match stream.read(&mut [0]) {
+                Ok(0) => return Err(Error::new(other, "ended before all had met")),
+                Ok(_) => return stream.set_nonblocking(false).map_err(io),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => wait_for(other)?,
+                Err(e) => return Err(io(e)),
+            }
+        }
+    };
+    let say = |other: usize| peers[other].as_ref().map_or(Ok(()), |mut stream| stream.write_all(&[1]));
+    if rank == 0 {
+        (1..size).try_for_each(&mut heard)?;
+        (1..size).try_for_each(|other| say(other).map_err(|e| failed(other, "is lost", e)))?;
+    } else {
+        say(0).map_err(|e| failed(0, "is lost", e))?;
+        heard(0)?;
     }
     world(rank, peers, limit).map_err(|e| failed(rank, "has no sockets", e))
 }

@@ -143,7 +143,10 @@ fn ranks_meet_at_a_folder() {
         let ranks: Vec<_> = (0..3)
             .map(|rank| {
                 scope.spawn(move || {
-                    meet(folder, rank, 3, LIMIT, &mut || Ok(())).unwrap().gather(&[rank as u8]).unwrap()
+                    meet(folder, rank, 3, (LIMIT, LIMIT), &mut || Ok(()))
+                        .unwrap()
+                        .gather(&[rank as u8])
+                        .unwrap()
                 })
             })
             .collect();
@@ -155,9 +158,11 @@ fn ranks_meet_at_a_folder() {
 #[test]
 fn a_rank_that_never_starts_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let error = meet(folder.path(), 0, 2, Duration::from_millis(100), &mut || Ok(())).unwrap_err();
+    let error =
+        meet(folder.path(), 0, 2, (Duration::from_millis(50), Duration::from_millis(100)), &mut || Ok(()))
+            .unwrap_err();
     assert_eq!(error.to_string(), "rank 1: did not start within 0.1 s");
     let gone = Error::new(0, "is gone");
-    let error = meet(folder.path(), 1, 3, LIMIT, &mut || Err(gone.clone())).unwrap_err();
+    let error = meet(folder.path(), 1, 3, (LIMIT, LIMIT), &mut || Err(gone.clone())).unwrap_err();
     assert_eq!(error, gone);
 }

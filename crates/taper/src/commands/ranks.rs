@@ -9,6 +9,9 @@ use taper_world::{Error, World, sockets};
 const RANK: &str = "TAPER_RANK";
 const MEET: &str = "TAPER_MEET";
 
+/// All have so long to start at least: on a busy machine that takes longer than an answer.
+const START: Duration = Duration::from_secs(60);
+
 /// How many processes share a run, and for how long one may be silent.
 #[derive(clap::Args)]
 pub struct Ranks {
@@ -61,7 +64,7 @@ impl Ranks {
                 true => Ok(()),
                 false => Err(Error::new(0, "ended before all had started")),
             };
-            let world = sockets::meet(folder.as_ref(), rank, self.count(), limit, &mut alive);
+            let world = sockets::meet(folder.as_ref(), rank, self.count(), (limit, START), &mut alive);
             return Ok(Team { world: world.map_err(|e| e.to_string())?, others: Vec::new() });
         }
         let folder = taper_files::scratch().map_err(|e| e.to_string())?;
@@ -84,7 +87,7 @@ impl Ranks {
             }
             Ok(())
         };
-        let world = sockets::meet(folder.path(), 0, self.count(), limit, &mut alive);
+        let world = sockets::meet(folder.path(), 0, self.count(), (limit, START), &mut alive);
         team.world = world.map_err(|e| e.to_string())?;
         Ok(team)
     }

@@ -8,6 +8,8 @@ use taper_world::{Error, World, sockets};
 /// How the others know which they are, and where they meet.
 const RANK: &str = "TAPER_RANK";
 const MEET: &str = "TAPER_MEET";
+/// The process that started them.
+const FIRST: &str = "TAPER_FIRST";
 
 /// All have so long to start at least: on a busy machine that takes longer than an answer.
 const START: Duration = Duration::from_secs(60);
@@ -58,12 +60,13 @@ impl Ranks {
         use std::os::unix::process::CommandExt;
         let limit = Duration::from_secs(self.rank_limit);
         if let (Some(rank), Some(folder)) = (rank(), std::env::var_os(MEET)) {
-            // Whoever outlives the first process has another parent.
-            let parent = std::os::unix::process::parent_id();
-            let mut alive = || match std::os::unix::process::parent_id() == parent {
-                true => Ok(()),
-                false => Err(Error::new(0, "ended before all had started")),
-            };
+            // Whoever outlives the first process has another parent than it was told.
+            let first = number(&[FIRST]);
+            let mut alive =
+                || match first.is_none_or(|first| std::os::unix::process::parent_id() as usize == first) {
+                    true => Ok(()),
+                    false => Err(Error::new(0, "ended before all had started")),
+                };
             let world = sockets::meet(folder.as_ref(), rank, self.count(), (limit, START), &mut alive);
             return Ok(Team { world: world.map_err(|e| e.to_string())?, others: Vec::new() });
         }
@@ -72,7 +75,11 @@ impl Ranks {
         let mut team = Team { world: World::alone(), others: Vec::new() };
         for rank in 1..self.count() {
             let mut other = Command::new(&program);
-            other.args(std::env::args_os().skip(1)).env(RANK, rank.to_string()).env(MEET, folder.path());
+            other
+                .args(std::env::args_os().skip(1))
+                .env(RANK, rank.to_string())
+                .env(MEET, folder.path())
+                .env(FIRST, std::process::id().to_string());
             // What the terminal says to the first it decides for all.
             other.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
             let other = other.spawn().map_err(|e| format!("rank {rank} cannot be started: {e}"))?;

@@ -37,7 +37,6 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
             "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}",
         ),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {seconds: 60}, on_divergence: record}"),
-        BASE.replace("clip_norm: 1}", "clip_norm: 1, shard_state: true}"),
         // Defaults that are spelled out.
         BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 1}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),

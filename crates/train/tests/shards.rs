@@ -57,11 +57,11 @@ train:
   checkpoint: {every_epochs: null, every_steps: 3, keep: 9}
 ";
 
-/// Sums over all parameters.
+/// Sums over all parameters of an optimizer.
 const ADAGD: &str = "
 data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 24}
 model: {name: mlp, hidden: [5]}
-optimizer: {name: adagd, lr: 0.01}
+optimizer: {name: sgd, lr: 0.05, groups: [{match: '*.weight', name: adagd}]}
 train: {epochs: 3, shards: 12, log_every: 1}
 ";
 

@@ -10,14 +10,13 @@ use taper_optim::Schedule;
 const DIGITS: usize = 12;
 
 /// Settings that change no weight and no result, only what is called, kept, logged, checked or waited for.
-const NO_RESULT: [&str; 10] = [
+const NO_RESULT: [&str; 9] = [
     "name",
     "extends",
     "sweep",
     "data.verify",
     "train.log_every",
     "train.probe",
-    "train.shard_state",
     "train.checkpoint",
     "train.budget.seconds",
     "train.on_divergence",

@@ -333,9 +333,6 @@ pub struct Train {
     /// many processes as divide it can share a run, with the same result.
     #[serde(default = "Train::one_shard", skip_serializing_if = "Train::is_one_shard")]
     pub shards: usize,
-    /// Whether processes that share a run also share out the optimizer's state; the result is the same.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shard_state: bool,
     /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
     pub select: Select,
     /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.

@@ -97,6 +97,11 @@ impl<'a> Run<'a> {
         debug!("{}: kernels for {}, {} threads", recipe.name, manifest.kernels, manifest.threads);
 
         let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
+        // What only the data's length shows: the recipe alone has told the rest.
+        let told: Vec<String> = recipe.warnings().iter().map(ToString::to_string).collect();
+        let late = recipe.warnings_for(epochs, steps).into_iter().map(|warning| warning.to_string());
+        late.filter(|warning| !told.contains(warning))
+            .for_each(|warning| warn!("{}: {warning}", recipe.name));
         let show = if options.world.is_first() { options.show } else { Show::Quiet };
         let progress = Progress::new(&recipe.name, steps, state.step, show);
         let timing = Timing::new(options.world.is_first().then_some(&*folder), state.step);

@@ -73,6 +73,11 @@ impl Mpi {
     }
 }
 
+/// Room for what is to come, and a byte more: MPI takes the address of an empty vector for a word of its own.
+fn room(into: &[&mut [u8]]) -> Vec<u8> {
+    vec![0; into.iter().map(|part| part.len()).sum::<usize>() + 1]
+}
+
 /// Hands out what came in one piece.
 fn deal(all: &[u8], into: &mut [&mut [u8]]) {
     let mut rest = all;
@@ -96,8 +101,8 @@ impl Wire for Mpi {
         self.arrive(1)?;
         let (out_counts, out_places) = self.counts(out.iter().map(|part| part.len()))?;
         let (in_counts, in_places) = self.counts(into.iter().map(|part| part.len()))?;
-        let joined = out.concat();
-        let mut all = vec![0u8; into.iter().map(|part| part.len()).sum()];
+        let (mut joined, mut all) = (out.concat(), room(into));
+        joined.push(0);
         let sent = Partition::new(&joined[..], out_counts, out_places);
         let mut received = PartitionMut::new(&mut all[..], in_counts, in_places);
         self.universe.world().all_to_all_varcount_into(&sent, &mut received);
@@ -108,8 +113,9 @@ impl Wire for Mpi {
     fn all_gather(&mut self, mine: &[u8], into: &mut [&mut [u8]]) -> Result<(), Error> {
         self.arrive(2)?;
         let (counts, places) = self.counts(into.iter().map(|part| part.len()))?;
-        let mut all = vec![0u8; into.iter().map(|part| part.len()).sum()];
+        let mut all = room(into);
         let mut received = PartitionMut::new(&mut all[..], counts, places);
+        let mine = if mine.is_empty() { &[0][..0] } else { mine };
         self.universe.world().all_gather_varcount_into(mine, &mut received);
         deal(&all, into);
         Ok(())

@@ -230,3 +230,31 @@ fn a_rank_with_another_recipe_is_named() {
     assert!(message(&one).starts_with("error: rank 1: has another recipe: "), "{}", message(&one));
     assert_eq!((one.status.code(), two.status.code()), (Some(1), Some(1)));
 }
+
+#[test]
+fn a_plan_says_how_processes_share_a_run() {
+    let folder = scratch();
+    // The command before wrote the recipe.
+    trained(&MLP, folder.path(), 1);
+    let plan = |ranks: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taper"));
+        command.current_dir(folder.path()).args([
+            "plan",
+            "mlp.yaml",
+            "--no-probe",
+            "--json",
+            "--ranks",
+            ranks,
+        ]);
+        command.args(["--set", "train.shards=12", "--set", "data.batch_size=13"]).output().unwrap()
+    };
+    let output = plan("3");
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (shared, parameters) = (&said["shared"][0], said["kinds"][0]["parameters"].as_u64().unwrap());
+    assert_eq!((shared["shards"].as_u64(), shared["shards_each"].as_u64()), (Some(12), Some(4)));
+    // The second of three processes has three parts of the tree: with the sum, four times its slices to two others.
+    assert_eq!(shared["sent_bytes"].as_u64(), Some(4 * (4 * parameters) / 3 * 2));
+    let output = plan("5");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(message(&output).contains("it takes 1, 2, 3, 4, 6, 12"), "{}", message(&output));
+}

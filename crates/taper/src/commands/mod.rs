@@ -66,7 +66,7 @@ struct Common {
 impl Common {
     fn level(&self) -> tracing::Level {
         // What all processes of a run have to say, the first one says.
-        if ranks::rank().is_some_and(|rank| rank > 0) {
+        if ranks::follows() {
             return tracing::Level::ERROR;
         }
         let default = if self.quiet { "warn" } else { "info" };

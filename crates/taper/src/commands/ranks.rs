@@ -3,7 +3,9 @@ use super::Failure;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use taper_train::run::RunError;
-use taper_world::{Error, World, sockets};
+use taper_world::World;
+#[cfg(unix)]
+use taper_world::{Error, sockets};
 
 /// How the others know which they are, and where they meet.
 const RANK: &str = "TAPER_RANK";
@@ -38,9 +40,9 @@ impl Ranks {
         if here == 1 { 0 } else { (cores / here).max(1) }
     }
 
-    /// Starts the others, or meets those that started this one.
-    pub fn start(&self) -> Result<Team, Failure> {
-        let launched = if rank().is_some() { 1 } else { launched().unwrap_or(1) };
+    /// Starts the others, or meets those that started this one. A worker of a sweep is nobody's but the sweep's.
+    pub fn start(&self, worker: bool) -> Result<Team, Failure> {
+        let launched = if worker || rank().is_some() { 1 } else { launched().unwrap_or(1) };
         if launched > 1 && self.ranks > 1 {
             return Err(Failure::usage(
                 "error: --ranks starts processes of its own: leave it out under mpirun or srun",
@@ -126,14 +128,22 @@ fn launched() -> Option<usize> {
     number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).or(pmix)
 }
 
+/// Whether another process of the same run says what there is to say.
+pub fn follows() -> bool {
+    let by_mpi = || {
+        launched().is_some_and(|n| n > 1).then(|| number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]))
+    };
+    rank().or_else(|| by_mpi().flatten()).is_some_and(|rank| rank > 0)
+}
+
 /// The first of some variables that holds a number.
 fn number(variables: &[&str]) -> Option<usize> {
     variables.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
 }
 
 /// The number of a process that another one started to share its run.
-pub fn rank() -> Option<usize> {
-    std::env::var(RANK).ok()?.parse().ok()
+fn rank() -> Option<usize> {
+    number(&[RANK])
 }
 
 /// The processes that share a run, with those that this one started.

@@ -59,7 +59,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for run in recipes.iter().flat_map(Recipe::runs) {
         run::check_ranks(run, args.ranks.count())?;
     }
-    let team = args.ranks.start()?;
+    let team = args.ranks.start(args.worker)?;
     let speaks = team.world.is_first() && !common.quiet && !args.worker;
     let options = Options {
         runs: args.runs.clone(),
@@ -75,7 +75,11 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if args.worker {
         stop_with_input(options.stop.clone());
     }
-    let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace), common.level()));
+    let profile = args
+        .profile
+        .as_deref()
+        .filter(|_| team.world.is_first())
+        .map(|trace| Profile::install(Some(trace), common.level()));
     let profile = profile.transpose().map_err(|e| Failure::other(format!("error: {e}")))?;
     if speaks {
         recipes.iter().flat_map(Recipe::warnings).for_each(|warning| eprintln!("{warning}"));

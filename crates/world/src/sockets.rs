@@ -35,11 +35,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub fn within(size: usize, limit: Duration) -> std::io::Result<Vec<World>> {
     let mut all: Vec<Vec<Option<UnixStream>>> =
         (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
-    for a in 0..size {
-        for b in 0..a {
-            let (one, other) = UnixStream::pair()?;
-            (all[a][b], all[b][a]) = (Some(one), Some(other));
-        }
+    for (a, b) in (0..size).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        let (one, other) = UnixStream::pair()?;
+        (all[a][b], all[b][a]) = (Some(one), Some(other));
     }
     all.into_iter().enumerate().map(|(rank, peers)| world(rank, peers, limit)).collect()
 }

@@ -156,9 +156,9 @@ impl Team {
     /// What this process has to say of an error: what all of them know is said once.
     pub fn failure(&self, error: RunError) -> Failure {
         let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0);
-        let silent = !self.world.is_first() && !(self.world.rank() == 1 && first_is_gone);
+        let speaks = self.world.is_first() || self.world.rank() == 1 && first_is_gone;
         let failure = Failure::from(error);
-        if silent { Failure { message: String::new(), ..failure } } else { failure }
+        if speaks { failure } else { Failure { message: String::new(), ..failure } }
     }
 }
 

@@ -206,7 +206,7 @@ impl Plan {
             // Of each part a slice to every other, of the sum the own slice to every other.
             let sent_bytes = (parts + 1) * numbers / ranks as u64 * (ranks as u64 - 1);
             // The parts and the sum, and a bucket of 25 MB on its way out and in.
-            let more = ((parts + 1) * numbers >> 20) + if ranks > 1 { 50 } else { 0 };
+            let more = (((parts + 1) * numbers) >> 20) + if ranks > 1 { 50 } else { 0 };
             let peak_mb = kind.probe.as_ref().and_then(|probe| probe.peak_mb).map(|mb| mb + more);
             shared.push(Shared { ranks, shards, shards_each: shards / ranks, sent_bytes, peak_mb });
         }

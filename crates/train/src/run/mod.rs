@@ -388,7 +388,7 @@ impl Run<'_> {
         let asked = self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until;
         let limit = self.recipe.train.budget.seconds.filter(|_| self.options.world.is_first());
         let late = limit.is_some_and(|limit| self.timing.seconds() > limit);
-        let said = self.options.world.or(ASKED * u8::from(asked) | LATE * u8::from(late))?;
+        let said = self.options.world.or((ASKED * u8::from(asked)) | (LATE * u8::from(late)))?;
         self.asked = said & ASKED != 0;
         Ok(said != 0)
     }

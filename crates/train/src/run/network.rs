@@ -77,11 +77,14 @@ impl Batch {
     /// The samples at some places along an axis.
     fn part(&self, axis: usize, place: &Range<usize>) -> Result<Self, RunError> {
         let cut = |t: &Tensor| t.narrow(axis, place.start, place.len())?.contiguous();
-        let mixed = self.mixed.as_ref().map(|(partners, part)| Ok((cut(partners)?, *part)));
+        let mixed = match &self.mixed {
+            Some((partners, part)) => Some((cut(partners)?, *part)),
+            None => None,
+        };
         Ok(Self {
             input: cut(&self.input)?,
             target: cut(&self.target)?,
-            mixed: mixed.transpose().map_err(|e: candle_core::Error| e)?,
+            mixed,
             samples: self.samples / self.input.dim(axis)?.max(1) as u64 * place.len() as u64,
             rate_scale: self.rate_scale,
         })

@@ -60,12 +60,13 @@ impl<'a> Run<'a> {
 
         let now = Stretch::now(0, &device)?;
         ranks::agree(&options.world, recipe, &inputs, &now)?;
-        let (mut lock, mut before, mut loaded) = (lock, None, None);
-        if options.world.is_first() {
-            let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
-            let found = begin(recipe, registries, options, &folder, lock, (&inputs, &now), ends_epoch)?;
-            (lock, before, loaded) = found;
-        }
+        let Begun { lock, before, loaded } = match options.world.is_first() {
+            true => {
+                let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
+                begin(recipe, registries, options, &folder, lock, (&inputs, &now), ends_epoch)?
+            }
+            false => Begun::default(),
+        };
         let start = ranks::start(&options.world, &folder, loaded)?;
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
         if let Some(loaded) = start.loaded {
@@ -132,8 +133,17 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Takes a run's folder, for a run with these inputs and this arithmetic: its lock, what it ran with before, and the checkpoint it
-/// goes on from.
+/// What the first process of a run has from its folder.
+#[derive(Default)]
+struct Begun {
+    lock: Option<Lock>,
+    /// What the run, or a shorter one that it goes on from, ran with before.
+    before: Option<Manifest>,
+    /// The checkpoint it goes on from.
+    loaded: Option<Loaded>,
+}
+
+/// Takes a run's folder, for a run with these inputs and this arithmetic.
 fn begin(
     recipe: &Recipe,
     registries: &Registries,
@@ -142,7 +152,7 @@ fn begin(
     lock: Option<Lock>,
     (inputs, now): (&Inputs, &Stretch),
     ends_epoch: impl Fn(u64) -> bool,
-) -> Result<(Option<Lock>, Option<Manifest>, Option<Loaded>), RunError> {
+) -> Result<Begun, RunError> {
     fs::create_dir_all(folder).map_err(RunError::io(folder))?;
     let lock = lock.map_or_else(|| Lock::acquire(folder, options), Ok)?;
     taper_files::remove_strays(folder)?;
@@ -152,7 +162,8 @@ fn begin(
     folder::write_recipe(recipe, registries, folder)?;
     checkpoint::recover(folder)?;
     let shorter = extend::extend(folder, recipe, registries, options, inputs, now, ends_epoch)?;
-    Ok((Some(lock), shorter.or(before), checkpoint::newest(folder, recipe)?))
+    let loaded = checkpoint::newest(folder, recipe)?;
+    Ok(Begun { lock: Some(lock), before: shorter.or(before), loaded })
 }
 
 /// Refuses to go on with a run on other inputs than it began with.

@@ -60,7 +60,6 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: signals::stop_flag(),
-        wait: true,
         ..Options::default()
     };
     if !common.quiet {
@@ -90,6 +89,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         threads: common.threads.unwrap_or_else(cores),
         program: program()?,
         args: run_args(common),
+        devices: Vec::new(),
     };
     if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
         let missing = sweep.missing().count();

@@ -21,7 +21,7 @@ pub mod folder;
 mod inputs;
 mod inspect;
 mod locate;
-mod lock;
+pub(crate) mod lock;
 mod manifest;
 mod metrics;
 mod network;

@@ -6,7 +6,7 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Augment, Average, Data, Group, Map, Optimizer, Select, Spec};
+use super::schema::{Augment, Average, Cluster, Data, Group, Map, Optimizer, Select, Spec};
 use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
@@ -221,8 +221,29 @@ pub(super) fn check(spec: &Spec, layers: &Layers, sections: &dyn Sections) -> Re
     for (index, group) in spec.optimizer.groups.iter().enumerate() {
         checks.pattern(&Path::parse("optimizer.groups").index(index).key("match"), &group.pattern)?;
     }
+    checks.cluster(&spec.cluster)?;
     checks.train(spec)
 }
+
+/// Options of `sbatch` that a sweep writes, and what sets them.
+const TAKEN: [(&str, &str); 16] = [
+    ("array", ""),
+    ("job-name", "`name`"),
+    ("ntasks", "`cluster.ranks`"),
+    ("cpus-per-task", "`cluster.cpus`"),
+    ("partition", "`cluster.partition`"),
+    ("time", "`cluster.time`"),
+    ("mem", "`cluster.memory`"),
+    ("gpus-per-task", "`cluster.gpus`"),
+    ("requeue", ""),
+    ("no-requeue", ""),
+    ("signal", ""),
+    ("output", ""),
+    ("open-mode", ""),
+    ("parsable", ""),
+    ("test-only", ""),
+    ("wrap", ""),
+];
 
 struct Checks<'a> {
     layers: &'a Layers,
@@ -253,6 +274,62 @@ impl Checks<'_> {
 
     fn positive(&self, path: &str, value: Option<f64>) -> Result<(), RecipeError> {
         value.map_or(Ok(()), |value| self.demand(value > 0.0, path, "greater than 0", value))
+    }
+
+    /// These become lines of a script: each is one word of the kind that is meant, or one option.
+    fn cluster(&self, cluster: &Cluster) -> Result<(), RecipeError> {
+        let word = |text: &str, more: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+        };
+        let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+        let memory = |text: &str| number(text.strip_suffix(['K', 'M', 'G', 'T']).unwrap_or(text));
+        let gpus = |text: &str| match text.split_once(':') {
+            Some((kind, count)) => word(kind, "._-") && number(count),
+            None => number(text),
+        };
+        let time = |text: &str| {
+            let (days, rest) = text.split_once('-').map_or((None, text), |(days, rest)| (Some(days), rest));
+            days.is_none_or(number) && rest.split(':').count() <= 3 && rest.split(':').all(number)
+        };
+        let partition = |text: &str| word(text, "._,-");
+        let words: [(&str, &Option<String>, &dyn Fn(&str) -> bool, &str); 4] = [
+            ("partition", &cluster.partition, &partition, "a name, or several with commas between them"),
+            (
+                "time",
+                &cluster.time,
+                &time,
+                "minutes, `hours:minutes:seconds` or `days-hours:minutes:seconds`",
+            ),
+            ("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T"),
+            ("gpus", &cluster.gpus, &gpus, "a number, or `type:number`"),
+        ];
+        for (key, value, fits, range) in words {
+            if let Some(value) = value {
+                self.demand(fits(value), &format!("cluster.{key}"), range, format!("{value:?}"))?;
+            }
+        }
+        self.at_least_one("cluster.cpus", cluster.cpus)?;
+        self.at_least_one("cluster.ranks", cluster.ranks)?;
+        for (index, option) in cluster.extra.iter().enumerate() {
+            let path = Path::parse("cluster.extra").index(index);
+            let key = option.strip_prefix("--").and_then(|rest| rest.split('=').next()).unwrap_or_default();
+            if !word(key, "-") || option.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
+                let message = format!(
+                    "{path} must be one option of sbatch (`--account=physics`) without quotes, backslashes and line \
+                     breaks, found {option:?}"
+                );
+                return Err(self.fail(&path, message));
+            }
+            // Slurm takes an option's beginning for the option.
+            if let Some((known, instead)) = TAKEN.iter().find(|(known, _)| known.starts_with(key)) {
+                let message = match *instead {
+                    "" => format!("{path}: a sweep sets --{known} itself"),
+                    instead => format!("{path}: --{known} is set by {instead}"),
+                };
+                return Err(self.fail(&path, message));
+            }
+        }
+        Ok(())
     }
 
     /// The name is the first part of the run directory's.

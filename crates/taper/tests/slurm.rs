@@ -15,7 +15,7 @@ const SWEEP: &str = "
 data: {name: synthetic-images, train: 64, test: 32, classes: 4, batch_size: 16, eval_batch_size: 32}
 model: {name: mlp, hidden: [8]}
 optimizer: {name: decgd, lr: 0.01}
-train: {epochs: 3000, eval_every: 300, checkpoint: {every_epochs: null, every_steps: 1000}}
+train: {epochs: 2000, eval_every: 500, checkpoint: {every_epochs: null, every_steps: 500}}
 sweep:
   grid: {optimizer.c: [10, 1, 1e-3, 1e-8]}
   seeds: [1, 2, 3]
@@ -71,7 +71,7 @@ SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={home}/munge,cred_expire=1
+AuthInfo=socket={home}/munge,cred_expire=5
 StateSaveLocation={home}/state
 SlurmdSpoolDir={home}/spool
 SlurmctldPidFile={home}/slurmctld.pid
@@ -156,6 +156,19 @@ PartitionName=local Nodes={host} Default=YES MaxTime=INFINITE State=UP
         }
     }
 
+    /// Waits for the end of all tasks of some jobs: for a job that comes after them.
+    fn finish(&self, jobs: &[&str]) {
+        let mut last = self.command("timeout");
+        last.arg(PATIENCE.as_secs().to_string()).args([
+            "sbatch",
+            "--wait",
+            "--wrap=true",
+            "--output=/dev/null",
+        ]);
+        let status = last.arg(format!("--dependency=afterany:{}", jobs.join(":"))).status().unwrap();
+        assert!(status.success(), "{}", self.ask("squeue", &[]));
+    }
+
     /// The tasks in the queue with their states, `3 RUNNING`.
     fn tasks(&self, job: &str) -> Vec<String> {
         let tasks = self.ask("squeue", &["-h", "-r", "-o", "%F %K %T"]);
@@ -219,39 +232,47 @@ fn an_array_with_killed_and_requeued_tasks_ends_with_the_table_of_a_local_sweep(
     let again = sweep(&slurm, home.path(), "runs", &["--launcher", "slurm"]);
     assert!(said(&again).contains("nothing to submit: "), "{}", said(&again));
 
-    // Three that have written a checkpoint: two are killed, one is asked to make room.
+    // Four that have written a checkpoint: two are killed, one is cancelled, one is asked to make room.
     let script = fs::read_to_string(home.path().join("runs/tiny.sbatch")).unwrap();
     let list: Vec<&str> = script.lines().filter(|line| line.starts_with("tiny-")).collect();
     assert_eq!(list.len(), 12);
     let run = |task: &str| home.path().join("runs").join(list[task.parse::<usize>().unwrap() - 1]);
     let mut begun = Vec::new();
-    slurm.wait("three tasks at work", |slurm| {
+    slurm.wait("four tasks at work", |slurm| {
         let at_work = |task: &String| {
-            let index = task.strip_suffix(" RUNNING").map(str::trim)?;
-            let run = run(index);
-            (run.join("checkpoints").is_dir() && !run.join("summary.json").exists()).then(|| index.to_owned())
+            let task = task.strip_suffix(" RUNNING").map(str::trim)?;
+            let run = run(task);
+            let name = fs::read_to_string(run.join(".lock")).ok()?;
+            let process: i32 = name.split(' ').nth(1)?.parse().ok()?;
+            run.join("checkpoints").is_dir().then(|| (task.to_owned(), process))
         };
         begun = slurm.tasks(&job).iter().filter_map(at_work).collect();
-        begun.len() >= 3
+        begun.len() >= 4
     });
-    let [first, second, asked, ..] = &begun[..] else { panic!("{begun:?}") };
-    for task in [first, second] {
-        slurm.ask("scancel", &["--full", "--signal=KILL", &format!("{job}_{task}")]);
+    let [first, second, (cancelled, _), (asked, _), ..] = &begun[..] else { panic!("{begun:?}") };
+    // It would signal again and again a task that requeues itself while it looks.
+    let mut signal = slurm.command("scancel");
+    let mut signal = signal.args(["--batch", "--signal=USR1", &format!("{job}_{asked}")]).spawn().unwrap();
+    for (_, process) in [first, second] {
+        // SAFETY: the process held its run's lock a moment ago. Its script has not yet waited for it, or it ends so.
+        unsafe { libc::kill(*process, libc::SIGKILL) };
     }
-    slurm.ask("scancel", &["--batch", "--signal=USR1", &format!("{job}_{asked}")]);
-    slurm.wait("the end of two tasks", |slurm| {
-        let gone = |task: &str| !slurm.tasks(&job).iter().any(|line| line.starts_with(&format!("{task} ")));
-        gone(first) && gone(second)
+    slurm.ask("scancel", &[&format!("{job}_{cancelled}")]);
+    let ended = [&first.0, &second.0, cancelled];
+    let log = home.path().join(format!("runs/tiny-{job}_{asked}.log"));
+    let log = || fs::read_to_string(&log).unwrap_or_default();
+    slurm.wait("a task that requeues itself", |_| log().contains("DUE TO JOB REQUEUE"));
+    signal.kill().unwrap();
+    signal.wait().unwrap();
+    slurm.wait("the end of three tasks", |slurm| {
+        let tasks = slurm.tasks(&job);
+        ended.iter().all(|ended| !tasks.iter().any(|task| task.starts_with(&format!("{ended} "))))
     });
-    for task in [first, second] {
-        assert!(!run(task).join("summary.json").exists(), "it was killed before it could write one");
-    }
-    // Only these two are missing now.
+    // Only these three are missing now.
     let more = sweep(&slurm, home.path(), "runs", &["--launcher", "slurm"]);
-    assert!(said(&more).contains(" has 2 tasks; "), "{}", said(&more));
-    slurm.wait("an empty queue", |slurm| slurm.ask("squeue", &["-h"]).is_empty());
-    let log = fs::read_to_string(home.path().join(format!("runs/tiny-{job}_{asked}.log"))).unwrap();
-    assert!(log.contains("interrupted at step") && log.contains("DUE TO JOB REQUEUE"), "{log}");
+    assert!(said(&more).contains(" has 3 tasks; "), "{}", said(&more));
+    slurm.finish(&[&job, String::from_utf8(more.stdout).unwrap().trim()]);
+    assert!(log().contains("interrupted at step"), "{}", log());
 
     let table = sweep(&slurm, home.path(), "runs", &["--collect"]);
     let local = sweep(&slurm, home.path(), "local", &["--jobs", "2"]);

@@ -191,7 +191,7 @@ fn without_slurm_and_with_a_partition_it_refuses_the_message_says_so() {
 fn a_task_that_is_asked_to_stop_checkpoints_and_goes_back_into_the_queue() {
     let place = place();
     let long = ["--set", "train.epochs=2000", "--set", "train.checkpoint.every_steps=null"];
-    let one = [&long[..], &["--set", "sweep={seeds: [1]}"]].concat();
+    let one = [&long[..], &["--set", "sweep.seeds=[1]", "--set", "sweep.grid={optimizer.c: [1]}"]].concat();
     let whole = place.table("whole", &one);
     let output = slurm(&place, "runs", &one);
     assert!(output.status.success(), "{}", said(&output));

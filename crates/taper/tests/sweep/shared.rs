@@ -1,7 +1,7 @@
 //! Sweeps of several machines in one folder. A machine is a process with a name of its own (`TAPER_HOST`).
 use super::support::{Place, SWEEP, said, sessions};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command};
@@ -18,16 +18,46 @@ type Lines = std::iter::MapWhile<
     fn(std::io::Result<String>) -> Option<String>,
 >;
 
-/// A sweep on a machine, and what it says about runs.
-fn start(place: &Place, host: &str, args: &[&str]) -> (Child, Lines) {
-    let mut child = place.taper("sweep", "runs", args).env("TAPER_HOST", host).spawn().unwrap();
-    let errors = BufReader::new(child.stderr.take().unwrap());
-    (child, errors.lines().map_while(Result::ok as fn(std::io::Result<String>) -> Option<String>))
+/// A sweep with its workers; none of them outlives its test.
+struct Group(Child);
+
+impl Group {
+    fn signal(&self, signal: i32) {
+        // SAFETY: the child leads a process group and has not been waited for, so the number is its own.
+        assert_eq!(unsafe { libc::kill(-(self.0.id() as i32), signal) }, 0);
+    }
+
+    /// Kills all its processes, and waits until the worker's lock is given back.
+    fn kill(mut self, run: &Path) {
+        self.signal(libc::SIGKILL);
+        assert_eq!(self.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+        File::open(run.join(".lock")).unwrap().lock().unwrap();
+    }
+
+    /// What it prints when it succeeds.
+    fn table(mut self) -> String {
+        let mut table = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut table).unwrap();
+        let status = self.0.wait().unwrap();
+        assert!(status.success(), "{status}");
+        table
+    }
 }
 
-fn signal(signal: i32, child: &Child) {
-    // SAFETY: the child has not been waited for and leads a process group, so the number is its own.
-    assert_eq!(unsafe { libc::kill(-(child.id() as i32), signal) }, 0);
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.0.try_wait().is_ok_and(|status| status.is_none()) {
+            self.signal(libc::SIGKILL);
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// A sweep on a machine, and what it says about runs.
+fn start(place: &Place, host: &str, args: &[&str]) -> (Group, Lines) {
+    let mut child = place.taper("sweep", "runs", args).env("TAPER_HOST", host).spawn().unwrap();
+    let errors = BufReader::new(child.stderr.take().unwrap());
+    (Group(child), errors.lines().map_while(Result::ok as fn(std::io::Result<String>) -> Option<String>))
 }
 
 /// Makes a lock file's heartbeat three minutes old.
@@ -45,8 +75,8 @@ fn held(place: &Place) -> PathBuf {
 }
 
 /// Starts a sweep and stops all its processes in the middle of its first run.
-fn stopped(place: &Place, host: &str) -> Child {
-    let (child, mut lines) = start(place, host, &[&LONG[..], &["--jobs", "1"]].concat());
+fn stopped(place: &Place, host: &str) -> Group {
+    let (group, mut lines) = start(place, host, &[&LONG[..], &["--jobs", "1"]].concat());
     assert!(lines.any(|line| line.ends_with(": started")));
     let at_work = || {
         let begun = |run: &PathBuf| run.join("checkpoints").is_dir();
@@ -55,10 +85,10 @@ fn stopped(place: &Place, host: &str) -> Child {
     while !at_work() {
         std::thread::yield_now();
     }
-    signal(libc::SIGSTOP, &child);
+    group.signal(libc::SIGSTOP);
     // Whoever reads its lines would wait for it.
     std::thread::spawn(move || lines.for_each(drop));
-    child
+    group
 }
 
 #[test]
@@ -72,13 +102,10 @@ fn two_machines_share_a_sweep_and_neither_waits_while_a_run_is_free() {
     let later = lines.by_ref().find(|line| !line.starts_with("note:")).unwrap();
     assert!(later.contains("on first") && later.ends_with("is at work on it: later"), "{later}");
     assert!(lines.by_ref().any(|line| line.starts_with("[11/12]")), "eleven runs were free");
-    signal(libc::SIGCONT, &first);
+    first.signal(libc::SIGCONT);
     lines.for_each(drop);
-    for child in [first, second] {
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", output.status);
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), alone);
-    }
+    assert_eq!(first.table(), alone);
+    assert_eq!(second.table(), alone);
     assert_eq!(place.runs("runs").len(), 12);
     for run in place.runs("runs") {
         assert_eq!(sessions(&run), 1, "{}: trained twice", run.display());
@@ -89,10 +116,9 @@ fn two_machines_share_a_sweep_and_neither_waits_while_a_run_is_free() {
 fn a_killed_holder_is_taken_over_at_once_by_its_machine_and_by_others_when_its_heartbeat_is_old() {
     for (host, old) in [("first", false), ("second", true)] {
         let place = Place::new(SWEEP);
-        let mut first = stopped(&place, "first");
+        let first = stopped(&place, "first");
         let run = held(&place);
-        signal(libc::SIGKILL, &first);
-        assert_eq!(first.wait().unwrap().signal(), Some(libc::SIGKILL));
+        first.kill(&run);
         let train = || {
             let mut taper = Command::new(env!("CARGO_BIN_EXE_taper"));
             taper.arg("train").arg(run.join("recipe.yaml")).args(["--resolved", "--runs"]);
@@ -120,17 +146,17 @@ fn a_sweep_takes_over_the_run_of_a_machine_that_is_gone() {
     let place = Place::new(SWEEP);
     let args = [&LONG[..], &["--jobs", "2"]].concat();
     let alone = place.table("alone", &args);
-    let mut first = stopped(&place, "first");
-    signal(libc::SIGKILL, &first);
-    first.wait().unwrap();
+    let first = stopped(&place, "first");
     let run = held(&place);
+    first.kill(&run);
     let (second, mut lines) = start(&place, "second", &args);
-    // It has done all that is free and looks at what is left now and then.
+    assert!(lines.by_ref().any(|line| line.ends_with("is at work on it: later")), "it may be alive");
+    // When it has done all that is free it looks at what is left now and then.
     assert!(lines.by_ref().any(|line| line.starts_with("[11/12]")));
     age(&run);
+    assert!(lines.by_ref().any(|line| line.contains("on first is gone")), "it is said aloud");
     lines.for_each(drop);
-    let output = second.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap()), (Some(0), alone));
+    assert_eq!(second.table(), alone);
 }
 
 #[test]

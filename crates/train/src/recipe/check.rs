@@ -225,6 +225,11 @@ pub(super) fn check(spec: &Spec, layers: &Layers, sections: &dyn Sections) -> Re
     checks.train(spec)
 }
 
+/// A text with its line breaks shown.
+fn on_one_line(text: &str) -> String {
+    format!("`{}`", text.replace('\n', "↵").replace(char::is_control, " "))
+}
+
 /// Options of `sbatch` that a sweep writes, and what sets them.
 const TAKEN: [(&str, &str); 16] = [
     ("array", ""),
@@ -305,7 +310,7 @@ impl Checks<'_> {
         ];
         for (key, value, fits, range) in words {
             if let Some(value) = value {
-                self.demand(fits(value), &format!("cluster.{key}"), range, format!("{value:?}"))?;
+                self.demand(fits(value), &format!("cluster.{key}"), range, on_one_line(value))?;
             }
         }
         self.at_least_one("cluster.cpus", cluster.cpus)?;
@@ -316,7 +321,8 @@ impl Checks<'_> {
             if !word(key, "-") || option.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
                 let message = format!(
                     "{path} must be one option of sbatch (`--account=physics`) without quotes, backslashes and line \
-                     breaks, found {option:?}"
+                     breaks, found {}",
+                    on_one_line(option)
                 );
                 return Err(self.fail(&path, message));
             }

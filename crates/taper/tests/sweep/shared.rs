@@ -10,7 +10,14 @@ use taper_train::sweep::{Processes, Sweep, Workers};
 use taper_train::{Recipe, Registries, run};
 
 /// Runs long enough to be met in the middle, with few checkpoints.
-const LONG: [&str; 4] = ["--set", "train.epochs=400", "--set", "train.checkpoint.every_steps=50"];
+const LONG: [&str; 6] = [
+    "--set",
+    "train.epochs=400",
+    "--set",
+    "train.eval_every=100",
+    "--set",
+    "train.checkpoint.every_steps=50",
+];
 
 /// Lines of a sweep that is running.
 type Lines = std::iter::MapWhile<

@@ -283,42 +283,35 @@ impl Checks<'_> {
 
     /// These become lines of a script: each is one word of the kind that is meant, or one option.
     fn cluster(&self, cluster: &Cluster) -> Result<(), RecipeError> {
-        let word = |text: &str, more: &str| {
+        let letters = |text: &str, more: &str| {
             !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
         };
         let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
         let memory = |text: &str| number(text.strip_suffix(['K', 'M', 'G', 'T']).unwrap_or(text));
         let gpus = |text: &str| match text.split_once(':') {
-            Some((kind, count)) => word(kind, "._-") && number(count),
+            Some((kind, count)) => letters(kind, "._-") && number(count),
             None => number(text),
         };
         let time = |text: &str| {
             let (days, rest) = text.split_once('-').map_or((None, text), |(days, rest)| (Some(days), rest));
             days.is_none_or(number) && rest.split(':').count() <= 3 && rest.split(':').all(number)
         };
-        let partition = |text: &str| word(text, "._,-");
-        let words: [(&str, &Option<String>, &dyn Fn(&str) -> bool, &str); 4] = [
-            ("partition", &cluster.partition, &partition, "a name, or several with commas between them"),
-            (
-                "time",
-                &cluster.time,
-                &time,
-                "minutes, `hours:minutes:seconds` or `days-hours:minutes:seconds`",
-            ),
-            ("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T"),
-            ("gpus", &cluster.gpus, &gpus, "a number, or `type:number`"),
-        ];
-        for (key, value, fits, range) in words {
-            if let Some(value) = value {
-                self.demand(fits(value), &format!("cluster.{key}"), range, on_one_line(value))?;
-            }
-        }
+        let partition = |text: &str| letters(text, "._,-");
+        let word = |key: &str, value: &Option<String>, fits: &dyn Fn(&str) -> bool, range: &str| {
+            let Some(value) = value else { return Ok(()) };
+            self.demand(fits(value), &format!("cluster.{key}"), range, on_one_line(value))
+        };
+        word("partition", &cluster.partition, &partition, "a name, or several with commas between them")?;
+        let times = "minutes, `hours:minutes:seconds` or `days-hours:minutes:seconds`";
+        word("time", &cluster.time, &time, times)?;
+        word("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T")?;
+        word("gpus", &cluster.gpus, &gpus, "a number, or `type:number`")?;
         self.at_least_one("cluster.cpus", cluster.cpus)?;
         self.at_least_one("cluster.ranks", cluster.ranks)?;
         for (index, option) in cluster.extra.iter().enumerate() {
             let path = Path::parse("cluster.extra").index(index);
             let key = option.strip_prefix("--").and_then(|rest| rest.split('=').next()).unwrap_or_default();
-            if !word(key, "-") || option.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
+            if !letters(key, "-") || option.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
                 let message = format!(
                     "{path} must be one option of sbatch (`--account=physics`) without quotes, backslashes and line \
                      breaks, found {}",

@@ -1,4 +1,4 @@
-//! DecGD and the optimizers it is compared to, fused, by name, for candle.
+//! DecGD, the optimizers its paper compares it to and those of today, fused, by name, for candle.
 //!
 //! # Drop-in
 //! Change one line of an existing candle loop; no trait need be imported:

@@ -34,7 +34,7 @@ fn somebody_may_read_the_parameters_on_the_pool_meanwhile() {
             })
         };
         let named = vars.iter().enumerate().map(|(i, v)| (format!("p{i}"), v.clone())).collect();
-        for name in ["adam", "adagd"] {
+        for name in ["adam", "adagd", "lamb", "prodigy", "muon", "lookahead"] {
             let mut optimizer =
                 Registry::builtin().build(name, Vec::clone(&named), &Default::default()).unwrap();
             let mut grads = GradStore::default();

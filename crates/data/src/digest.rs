@@ -105,6 +105,11 @@ impl Content {
         Self { split: split.into(), samples, ordered: sha256.clone(), sha256 }
     }
 
+    /// The same samples in the same order under other labels, which the digest of the published set does not see.
+    pub(crate) fn label_with(&mut self, labels: &[u8]) {
+        self.ordered = hex(&Sha256::new_with_prefix(&self.ordered).chain_update(labels).finalize());
+    }
+
     /// What tells this content from what it was; `None` where it is the same.
     pub fn differs_from(&self, before: &Self) -> Option<String> {
         let short = |digest: &str| digest.get(..12).unwrap_or(digest).to_owned();
@@ -119,7 +124,7 @@ impl Content {
         }
         (self.ordered != before.ordered).then(|| {
             format!(
-                "`{}` has the same {} samples in another order, and batches go by it",
+                "`{}` has the same {} samples in another order or under other labels, and batches go by both",
                 self.split, self.samples
             )
         })
@@ -183,9 +188,30 @@ pub fn remembered(
         return contents;
     }
     let contents = compute();
-    if let (Some(path), Ok(json)) = (path, serde_json::to_vec_pretty(&contents)) {
+    if let (Some(path), Ok(json)) =
+        (path.filter(|_| search.keeps().is_some()), serde_json::to_vec_pretty(&contents))
+    {
         // A cache that cannot be written costs the next run a fraction of a second; it is not an error.
         let _ = place(&path, &json);
     }
     contents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Content;
+
+    #[test]
+    fn other_labels_on_the_same_samples_are_other_content_of_the_same_set() {
+        let lines = || Content::of_lines("train", ["a b", "c"].into_iter());
+        let (mut first, mut second) = (lines(), lines());
+        first.label_with(&[1, 2]);
+        second.label_with(&[1, 3]);
+        assert_eq!(first.sha256, second.sha256);
+        let said = second.differs_from(&first).unwrap_or_default();
+        assert!(said.contains("under other labels"), "{said}");
+        second = lines();
+        second.label_with(&[1, 2]);
+        assert_eq!(second.differs_from(&first), None);
+    }
 }

@@ -59,7 +59,7 @@ pub struct Description {
 pub struct OptionDoc {
     /// The key.
     pub name: &'static str,
-    /// The default, as in a recipe.
+    /// The default, as in a recipe. A recipe that gives an option this value is one that leaves it out.
     pub default: &'static str,
     /// What it does.
     pub doc: &'static str,

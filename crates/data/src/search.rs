@@ -19,6 +19,8 @@ pub struct Search {
     pub offline: bool,
     /// Compute content digests even where they are remembered (`taper data check`).
     pub fresh: bool,
+    /// Write nothing: what could be kept in the cache is not.
+    pub read_only: bool,
     /// How to reach the hub.
     pub hub: hub::Access,
 }
@@ -32,7 +34,18 @@ impl Search {
             .or_else(|| path("XDG_CACHE_HOME").map(|p| p.join("taper")))
             .or_else(|| std::env::home_dir().map(|p| p.join(".cache").join("taper")));
         let offline = offline || ["TAPER_OFFLINE", "HF_HUB_OFFLINE"].into_iter().any(is_set);
-        Self { dir, env_dir: path("TAPER_DATA"), cache, offline, fresh: false, hub: hub::Access::from_env() }
+        let (fresh, read_only, hub) = (false, false, hub::Access::from_env());
+        Self { dir, env_dir: path("TAPER_DATA"), cache, offline, fresh, read_only, hub }
+    }
+
+    /// The same search for a look that leaves nothing behind: no download and nothing new in the cache.
+    pub fn looking_only(self) -> Self {
+        Self { offline: true, read_only: true, ..self }
+    }
+
+    /// The cache, if it may be written.
+    pub(crate) fn keeps(&self) -> Option<&PathBuf> {
+        self.cache.as_ref().filter(|_| !self.read_only)
     }
 
     /// The directory downloads are placed in, with the layout of a `--data` directory.

@@ -179,7 +179,16 @@ impl DenseNet {
     /// Builds the network for images of a task.
     pub fn new(config: &DenseNetConfig, task: Task, vb: VarBuilder) -> Result<Self> {
         config.check()?;
-        let [_, _, channels, classes] = images("densenet", task)?;
+        let [h, w, channels, classes] = images("densenet", task)?;
+        // Every transition halves the image.
+        let most = h.min(w).max(1).ilog2() as usize + 1;
+        if config.num_blocks.len() > most {
+            let found = config.num_blocks.len();
+            let message = format!(
+                "expected at most {most} blocks for images of {h} by {w}, found {found}: each but the last halves the image"
+            );
+            return Err(config_error("densenet", format!("num_blocks[{most}]"), message));
+        }
         let (k, style) = (config.growth, config.style());
         let mut blocks = Vec::new();
         for (number, stage) in config.stages().into_iter().enumerate() {

@@ -7,19 +7,19 @@ use candle_core::{DType, Tensor, Var};
 
 /// The weighted mean of the gradients and losses of micro-batches.
 ///
-/// Weights are the numbers of samples: then the result equals that of the whole batch at once, up to rounding. Gradients of half
-/// precision are summed, and their mean is given, in f32: an f16 above 512 times 128 samples would be infinite.
+/// Weights are the numbers of samples: then the result equals that of the whole batch at once, up to rounding. What is kept is the
+/// mean so far and not a sum, so that it is never larger than the gradients; of half precision ones it is kept, and given, in f32.
 ///
 /// ```
 /// # fn main() -> candle_core::Result<()> {
 /// use candle_core::{Device, Var};
 /// let x = Var::new(&[1f64], &Device::Cpu)?;
-/// let mut sum = taper_optim::Accumulator::new(vec![x.clone()]);
+/// let mut mean = taper_optim::Accumulator::new(vec![x.clone()]);
 /// for scale in [1.0, 3.0] {
 ///     let loss = (x.sum_all()? * scale)?;
-///     sum.add(&loss.backward()?, loss.to_scalar()?, 1.0)?;
+///     mean.add(&loss.backward()?, loss.to_scalar()?, 1.0)?;
 /// }
-/// let (grads, loss) = sum.take()?.unwrap();
+/// let (grads, loss) = mean.take()?.unwrap();
 /// assert_eq!((grads.get(&x).unwrap().to_vec1::<f64>()?[0], loss), (2.0, 2.0));
 /// # Ok(()) }
 /// ```
@@ -27,7 +27,9 @@ use candle_core::{DType, Tensor, Var};
 pub struct Accumulator {
     params: Vec<(String, Var)>,
     by_position: bool,
-    sums: Vec<Option<Tensor>>,
+    /// The mean gradients so far; none where none has come.
+    means: Vec<Option<Tensor>>,
+    /// The mean loss so far.
     loss: f64,
     weight: f64,
 }
@@ -46,25 +48,37 @@ impl Accumulator {
 
     /// For the gradients of named variables.
     pub fn with_params(params: Vec<(String, Var)>) -> Self {
-        let sums = vec![None; params.len()];
-        Self { params, by_position: false, sums, loss: 0.0, weight: 0.0 }
+        let means = vec![None; params.len()];
+        Self { params, by_position: false, means, loss: 0.0, weight: 0.0 }
     }
 
     /// Adds a micro-batch whose mean loss and gradients weigh `weight`. After an error nothing has changed.
     pub fn add(&mut self, grads: &GradStore, loss: f64, weight: f64) -> Result<()> {
-        let mut sums = self.sums.clone();
-        for ((_, var), sum) in self.params.iter().zip(&mut sums) {
-            let Some(grad) = grads.get(var) else { continue };
-            // Detached: a kept gradient may hold on to the whole graph of its batch.
-            let share = (grad.detach().to_dtype(wide(grad.dtype()))? * weight)?;
-            *sum = Some(match sum.take() {
-                Some(sum) => (sum + share)?,
-                None => share,
-            });
+        let total = self.weight + weight;
+        if !(weight >= 0.0 && total.is_finite()) {
+            let (what, expected) = ("weight", "a finite number of at least 0");
+            return Err(Error::Context { what, expected, found: weight });
         }
-        self.sums = sums;
-        self.loss += loss * weight;
-        self.weight += weight;
+        if total == 0.0 {
+            return Ok(());
+        }
+        let (old, new) = (self.weight / total, weight / total);
+        let mut means = self.means.clone();
+        for ((_, var), mean) in self.params.iter().zip(&mut means) {
+            let before = mean.take().map(|mean| mean * old).transpose()?;
+            // Detached: a kept gradient may hold on to the whole graph of its batch.
+            let share = match grads.get(var) {
+                Some(grad) => Some((grad.detach().to_dtype(wide(grad.dtype()))? * new)?),
+                None => None,
+            };
+            *mean = match (before, share) {
+                (Some(before), Some(share)) => Some((before + share)?),
+                (before, share) => before.or(share),
+            };
+        }
+        self.means = means;
+        self.loss = self.loss * old + loss * new;
+        self.weight = total;
         Ok(())
     }
 
@@ -74,13 +88,12 @@ impl Accumulator {
             return Ok(None);
         }
         let mut grads = GradStore::default();
-        for ((_, var), sum) in self.params.iter().zip(&self.sums) {
-            if let Some(sum) = sum {
-                grads.insert(var, (sum / self.weight)?);
+        for ((_, var), mean) in self.params.iter().zip(&mut self.means) {
+            if let Some(mean) = mean.take() {
+                grads.insert(var, mean);
             }
         }
-        let loss = self.loss / self.weight;
-        self.sums.fill(None);
+        let loss = self.loss;
         (self.loss, self.weight) = (0.0, 0.0);
         Ok(Some((grads, loss)))
     }
@@ -91,10 +104,10 @@ impl Accumulator {
         state.header.optimizer = NAME.to_owned();
         state.header.by_position = Some(self.by_position);
         state.header.shared.extend([(LOSS.to_owned(), self.loss), (WEIGHT.to_owned(), self.weight)]);
-        for ((name, _), sum) in self.params.iter().zip(&self.sums) {
+        for ((name, _), mean) in self.params.iter().zip(&self.means) {
             state.header.params.insert(name.clone(), ParamScalars::default());
-            if let Some(sum) = sum {
-                state.tensors.insert(name.clone(), sum.to_device(&candle_core::Device::Cpu)?);
+            if let Some(mean) = mean {
+                state.tensors.insert(name.clone(), mean.to_device(&candle_core::Device::Cpu)?);
             }
         }
         Ok(state)
@@ -111,19 +124,21 @@ impl Accumulator {
         let (Some(loss), Some(weight)) = (number(LOSS), number(WEIGHT)) else {
             return Err(Error::State(vec![format!("expected the scalars {LOSS} and {WEIGHT}")]));
         };
-        let mut sums = Vec::with_capacity(self.params.len());
+        let mut means = Vec::with_capacity(self.params.len());
         for (name, var) in &self.params {
-            let sum = state.tensors.get(name);
+            let mean = state.tensors.get(name);
             let dtype = wide(var.dtype());
             if !header.params.contains_key(name) {
                 differences.push(format!("parameter `{name}` is missing"));
-            } else if let Some(sum) = sum.filter(|sum| sum.shape() != var.shape() || sum.dtype() != dtype) {
-                let (expected, found, found_dtype) = (var.dims(), sum.dims(), sum.dtype());
+            } else if let Some(mean) =
+                mean.filter(|mean| mean.shape() != var.shape() || mean.dtype() != dtype)
+            {
+                let (expected, found, found_dtype) = (var.dims(), mean.dims(), mean.dtype());
                 differences.push(format!(
                     "`{name}`: expected {expected:?} {dtype:?}, found {found:?} {found_dtype:?}"
                 ));
             }
-            sums.push(sum.map(|sum| sum.to_device(var.device())).transpose()?);
+            means.push(mean.map(|mean| mean.to_device(var.device())).transpose()?);
         }
         for name in header.params.keys().filter(|name| !self.params.iter().any(|(own, _)| own == *name)) {
             differences.push(format!("parameter `{name}` is not one of this accumulator's"));
@@ -131,12 +146,12 @@ impl Accumulator {
         if !differences.is_empty() {
             return Err(Error::State(differences));
         }
-        (self.sums, self.loss, self.weight) = (sums, loss, weight);
+        (self.means, self.loss, self.weight) = (means, loss, weight);
         Ok(())
     }
 }
 
-/// What gradients of a dtype are summed in.
+/// What the mean of gradients of a dtype is kept in.
 fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }

@@ -27,6 +27,12 @@ impl Measure<'_> {
 /// loss; with one network both stand in one figure. All functions are one figure.
 pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
     let mut figures = Vec::new();
+    let cut: Vec<String> =
+        tasks.iter().filter(|task| task.groups.len() > MOST_LINES).map(Task::title).collect();
+    let best_only = |shown: &[&Task]| match shown.iter().any(|task| cut.contains(&task.title())) {
+        true => "; of more than twelve configurations the best twelve are drawn, the tables have all",
+        false => "",
+    };
     let tasks: Vec<Task> = tasks.iter().map(leading).collect();
     let (problems, networks): (Vec<&Task>, Vec<&Task>) = tasks.iter().partition(|task| task.is_problem());
     let mut rest = &networks[..];
@@ -42,6 +48,7 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
         if tests.iter().chain(&losses).any(is_cut) {
             band += "; linear axes leave out the worst tenth of the values, log axes show all";
         }
+        band += best_only(here);
         let what = format!("{} by epoch on {}", first.unit(), first.data);
         if let [task] = here {
             let caption = format!("{}: {} and training loss by epoch; {band}.", task.title(), task.unit());
@@ -56,7 +63,8 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
     }
     if !problems.is_empty() {
         let panels = problems.iter().map(|task| problem_panel(task)).collect();
-        let caption = "Value of the function by iteration, on a logarithmic axis.".to_owned();
+        let best = best_only(&problems);
+        let caption = format!("Value of the function by iteration, on a logarithmic axis{best}.");
         figures.push(Figure { caption, panels, data: numbers(&problems, |_| LOSS) });
     }
     figures

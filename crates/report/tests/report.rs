@@ -3,6 +3,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use taper_report::{Document, Form};
+use taper_train::run::Summary;
 use taper_train::{Recipe, recipe::Unchecked};
 
 /// A recipe of a small run; `extra` goes on top of it.
@@ -46,7 +47,10 @@ fn leave_in(folder: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) {
             "id": recipe.id(), "name": recipe.name, "status": status, "steps": 300, "epochs": 3, "select": "test",
             "metric": "accuracy", "last": {}, "best": {}, "selected": {}, "sha256": "",
         });
-        fs::write(folder.join("summary.json"), summary.to_string()).unwrap();
+        let mut summary: Summary = serde_json::from_value(summary).unwrap();
+        let text = |summary: &Summary| serde_json::to_vec_pretty(summary).unwrap();
+        summary.sha256 = taper_files::sha256(&text(&summary));
+        fs::write(folder.join("summary.json"), text(&summary)).unwrap();
     }
 }
 
@@ -462,4 +466,33 @@ fn the_page_works_in_a_browser() {
         Some(3) => eprintln!("{message}"),
         code => assert_eq!(code, Some(0), "{message}"),
     }
+}
+
+#[test]
+fn a_figure_says_when_it_has_not_all_configurations() {
+    let folder = tempfile::tempdir().unwrap();
+    let caption = |most: u64| {
+        for i in 0..most {
+            let of = recipe("mine", 1, &format!("{{name: adam, lr: {}}}", 0.001 * (i + 1) as f64), "");
+            leave(folder.path(), &of, "finished", &[0.80, 0.85, 0.90 + 0.001 * i as f64]);
+        }
+        render(&[folder.path().to_path_buf()], Form::Html).contains("the best twelve are drawn")
+    };
+    assert!(!caption(12));
+    assert!(caption(13));
+}
+
+#[test]
+fn a_summary_that_nobody_vouches_for_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let run =
+        leave(folder.path(), &recipe("mine", 1, "{name: adam, lr: 0.001}", ""), "finished", &[0.8, 0.9, 0.9]);
+    let runs = [folder.path().to_path_buf()];
+    assert!(!render(&runs, Form::Markdown).contains("no checksum"));
+    let path = run.join("summary.json");
+    let mut summary: Summary = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    summary.sha256.clear();
+    fs::write(&path, serde_json::to_vec_pretty(&summary).unwrap()).unwrap();
+    let said = render(&runs, Form::Markdown);
+    assert!(said.contains("carries no checksum"), "{said}");
 }

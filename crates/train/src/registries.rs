@@ -173,7 +173,8 @@ impl Sections for Registries {
             },
             e => data_error(e),
         })?;
-        let known: Vec<String> = set.describe().options.iter().map(|o| o.name.to_owned()).collect();
+        let options = set.describe().options;
+        let known: Vec<String> = options.iter().map(|o| o.name.to_owned()).collect();
         match config.keys().find(|key| !known.contains(key)) {
             Some(key) => {
                 let message = format!("unknown key `{key}` of data set {name}");
@@ -181,7 +182,14 @@ impl Sections for Registries {
             }
             None => {
                 set.check(&Value::Object(config.clone())).map_err(data_error)?;
-                Ok(config.clone())
+                // A default that is spelled out is no other run: the recipe goes on without it.
+                let said = |key: &String, value: &Value| {
+                    let default =
+                        options.iter().find(|option| option.name == key).map(|option| option.default);
+                    default.is_some_and(|default| is_written(value, default))
+                };
+                let own = config.iter().filter(|(key, value)| !said(key, value));
+                Ok(own.map(|(key, value)| (key.clone(), value.clone())).collect())
             }
         }
     }
@@ -193,5 +201,14 @@ impl Sections for Registries {
     fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {
         Schedules::new(kind, config)?;
         Ok(config.clone())
+    }
+}
+
+/// Whether a value is what a text in a recipe says.
+fn is_written(value: &Value, text: &str) -> bool {
+    match (value, serde_json::from_str::<Value>(text)) {
+        (Value::String(value), _) => value == text,
+        (Value::Number(a), Ok(Value::Number(b))) => a.as_f64() == b.as_f64(),
+        (value, parsed) => parsed.is_ok_and(|parsed| parsed == *value),
     }
 }

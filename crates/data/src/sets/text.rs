@@ -141,7 +141,7 @@ impl Dataset for TextFiles {
                 let vocabulary = build();
                 let key = &content[0].sha256[..16];
                 let name = format!("{key}-{}-{}.txt", chosen.min_count, vocabulary.words().len());
-                if let Some(cache) = &search.cache {
+                if let Some(cache) = search.keeps() {
                     // It can be built again from the same text; a cache that cannot be written is no reason to stop.
                     let _ = vocabulary.write(&cache.join("vocab").join(name));
                 }

@@ -273,13 +273,15 @@ impl Dataset for &'static Vision {
         let files = found.hash(name)?;
         let (mut train, mut test) = self.decode(&found)?;
         let hashes: Vec<String> = files.iter().map(|f| f.sha256.clone()).collect();
-        let content = digest::remembered(search, name, &hashes, || {
+        let mut content = digest::remembered(search, name, &hashes, || {
             vec![Content::of_images("train", &train.images), Content::of_images("test", &test.images)]
         });
         let verdict = digest::compare(name, &found.place, &content, verify)?;
         if labels == Labels::Coarse {
-            train.relabel()?;
-            test.relabel()?;
+            for (content, split) in content.iter_mut().zip([&mut train, &mut test]) {
+                content.label_with(split.coarse.as_deref().unwrap_or_default());
+                split.relabel()?;
+            }
         }
         let (train, test) = (train.images, test.images);
         let provenance = Provenance {

@@ -14,7 +14,8 @@ use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType}
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements a sum is taken over at a time.
 const CHUNK: usize = PARTS * PART;
@@ -266,36 +267,79 @@ fn step_one<E: Element>(
     })
 }
 
-/// The first of the gradients with an element that, times `scale`, is infinite or no number.
+/// The elements of a gradient, whatever their dtype.
+enum Elements<'a> {
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    fn of(storage: &'a Storage, layout: &Layout, dtype: DType) -> Result<Self> {
+        Ok(match dtype {
+            DType::F64 => Self::F64(slice(storage, layout)?),
+            DType::F16 => Self::F16(slice(storage, layout)?),
+            DType::BF16 => Self::BF16(slice(storage, layout)?),
+            _ => Self::F32(slice(storage, layout)?),
+        })
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(data) => data.len(),
+            Self::F64(data) => data.len(),
+            Self::F16(data) => data.len(),
+            Self::BF16(data) => data.len(),
+        }
+    }
+
+    fn all_finite(&self, range: Range<usize>, scale: f64) -> bool {
+        match self {
+            Self::F32(data) => f32::all_finite(&data[range], scale),
+            Self::F64(data) => f64::all_finite(&data[range], scale),
+            Self::F16(data) => f16::all_finite(&data[range], scale),
+            Self::BF16(data) => bf16::all_finite(&data[range], scale),
+        }
+    }
+}
+
+/// The first of the gradients with an element that, times `scale`, is infinite or no number. All of them are one run of the
+/// team, as if they lay one after the other: nobody waits at the end of each.
 pub(crate) fn not_finite<'a>(
     gradients: impl IntoIterator<Item = &'a Tensor>,
     scale: f64,
 ) -> Result<Option<usize>> {
-    fn typed<E: Element>(team: &Team, grad: &Tensor, scale: f64) -> Result<bool> {
-        let (storage, layout) = grad.storage_and_layout();
-        let data = slice::<E>(&storage, layout)?;
-        let bad = AtomicBool::new(false);
-        team.run(data.len(), PIECE, &|range| {
-            if !bad.load(Ordering::Relaxed) && !E::all_finite(&data[range], scale) {
-                bad.store(true, Ordering::Relaxed);
-            }
-        });
-        Ok(bad.into_inner())
-    }
     let gradients: Vec<&Tensor> = gradients.into_iter().collect();
-    let team = team(gradients.iter().map(|g| g.elem_count()).sum());
-    for (i, grad) in gradients.into_iter().enumerate() {
-        let bad = match grad.dtype() {
-            DType::F64 => typed::<f64>(&team, grad, scale)?,
-            DType::F16 => typed::<f16>(&team, grad, scale)?,
-            DType::BF16 => typed::<bf16>(&team, grad, scale)?,
-            _ => typed::<f32>(&team, grad, scale)?,
-        };
-        if bad {
-            return Ok(Some(i));
+    let guards: Vec<_> = gradients.iter().map(|g| g.storage_and_layout()).collect();
+    let elements =
+        gradients.iter().zip(&guards).map(|(g, (storage, layout))| Elements::of(storage, layout, g.dtype()));
+    let elements = elements.collect::<Result<Vec<_>>>()?;
+    // Where each ends in the row of all.
+    let ends: Vec<usize> = elements
+        .iter()
+        .scan(0, |end, elements| {
+            *end += elements.len();
+            Some(*end)
+        })
+        .collect();
+    let total = ends.last().copied().unwrap_or(0);
+    let first = AtomicUsize::new(usize::MAX);
+    team(total).run(total, PIECE, &|range| {
+        let begin = ends.partition_point(|end| *end <= range.start);
+        for (i, elements) in elements.iter().enumerate().skip(begin) {
+            let start = ends[i] - elements.len();
+            if start >= range.end || i > first.load(Ordering::Relaxed) {
+                break;
+            }
+            let own = range.start.max(start) - start..range.end.min(ends[i]) - start;
+            if !elements.all_finite(own, scale) {
+                first.fetch_min(i, Ordering::Relaxed);
+            }
         }
-    }
-    Ok(None)
+    });
+    let first = first.into_inner();
+    Ok((first != usize::MAX).then_some(first))
 }
 
 /// The sums of a rule's reduction for each gradient; `None` for those left out.
@@ -368,7 +412,7 @@ const fn share<R: Rule>() -> Option<Share> {
 fn by_chunk<T: Copy + Default + Send>(
     team: &Team,
     elements: usize,
-    of: impl Fn(std::ops::Range<usize>) -> T + Sync,
+    of: impl Fn(Range<usize>) -> T + Sync,
 ) -> Vec<T> {
     let mut results = vec![T::default(); elements.div_ceil(CHUNK)];
     let parts = Parts::new(&mut results);
@@ -387,7 +431,7 @@ fn sums<E: Element, R: Rule>(
     clip: ClipIn<E::Compute>,
     x: &[E],
     g: &[E],
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
     buffers: &[Vec<E::Compute>],
 ) -> [f64; SUMS] {
     let (x, g) = (&x[range.clone()], &g[range.clone()]);
@@ -494,7 +538,7 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
             }
             lanes.iter().sum::<f64>()
         }
-        let partial = |range: std::ops::Range<usize>| {
+        let partial = |range: Range<usize>| {
             vectorized(
                 #[inline(always)]
                 || data[range].chunks(PART).map(part).sum::<f64>(),

@@ -173,6 +173,66 @@ fn halves_are_accumulated_without_overflow() {
 }
 
 #[test]
+fn a_mean_of_gradients_is_never_larger_than_they_are() {
+    let (x, y) = (var(&[1.0], DType::F32), var(&[1.0], DType::F32));
+    let mut mean = Accumulator::new(vec![x.clone(), y.clone()]);
+    for (batch, weight) in [(0, 128.0), (1, 64.0), (2, 64.0)] {
+        let mut grads = GradStore::default();
+        grads.insert(&x, tensor(&[3e38], DType::F32));
+        // Of a parameter that a batch does not reach, the gradient is zero.
+        if batch == 1 {
+            grads.insert(&y, tensor(&[8.0], DType::F32));
+        }
+        mean.add(&grads, f64::MAX, weight).unwrap();
+    }
+    let (grads, loss) = mean.take().unwrap().unwrap();
+    let x_mean = values(grads.get(&x).unwrap())[0];
+    assert!((x_mean / 3e38 - 1.0).abs() < 1e-6, "{x_mean}");
+    assert_eq!((values(grads.get(&y).unwrap()), loss), (vec![2.0], f64::MAX));
+}
+
+#[test]
+fn a_weight_that_is_none_is_refused_and_changes_nothing() {
+    let x = var(&[1.0], DType::F32);
+    let mut grads = GradStore::default();
+    grads.insert(&x, tensor(&[2.0], DType::F32));
+    let mut mean = Accumulator::new(vec![x.clone()]);
+    mean.add(&grads, 1.0, 0.0).unwrap();
+    assert!(mean.take().unwrap().is_none(), "nothing that counts was added");
+    mean.add(&grads, 1.0, 1.0).unwrap();
+    for weight in [-1.0, f64::NAN, f64::INFINITY] {
+        let error = mean.add(&grads, 5.0, weight).unwrap_err().to_string();
+        assert!(error.contains("weight") && error.contains("at least 0"), "{error}");
+    }
+    let (grads, loss) = mean.take().unwrap().unwrap();
+    assert_eq!((values(grads.get(&x).unwrap()), loss), (vec![2.0], 1.0));
+}
+
+#[test]
+fn the_first_gradient_that_is_not_finite_is_named_whatever_its_size_and_dtype() {
+    let sizes = [3, 100_000, 1, 70_000, 5];
+    for bad in 0..sizes.len() {
+        let names = ["a", "b", "c", "d", "e"];
+        let dtypes = [DType::F32, DType::F32, DType::F16, DType::BF16, DType::F64];
+        let of = |i: usize| Var::zeros(sizes[i], dtypes[i], &Device::Cpu).unwrap();
+        let params: Vec<(String, Var)> =
+            names.iter().enumerate().map(|(i, n)| (n.to_string(), of(i))).collect();
+        let mut grads = GradStore::default();
+        for (i, (_, var)) in params.iter().enumerate() {
+            // The last element of each from the bad one on.
+            let last = if i >= bad { f64::NAN } else { 1.0 };
+            let mut data = vec![1.0; sizes[i]];
+            data[sizes[i] - 1] = last;
+            grads.insert(var, tensor(&data, dtypes[i]));
+        }
+        let mut sgd = Sgd::with_params(params.clone(), SgdConfig::default()).unwrap();
+        let error = sgd.step_with(&grads, &StepContext::new()).unwrap_err();
+        assert!(matches!(&error, Error::GradientNotFinite(name) if name == names[bad]), "{error}");
+        assert!(params.iter().all(|(_, var)| values(var).iter().all(|x| *x == 0.0)));
+    }
+}
+
+#[test]
 fn state_saved_by_position_is_not_loaded_in_silence() {
     let vars = [var(&[1.0], DType::F32), var(&[2.0], DType::F32)];
     let loss = |vars: &[Var]| -> Tensor {

@@ -36,7 +36,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     let recipe = Recipe::load(&args.recipe, &args.set, registries)?;
     let options = Options {
         runs: args.runs.clone(),
-        search: common.search(),
+        search: common.search().looking_only(),
         show: Show::Quiet,
         stop: signals::stop_flag(),
         ..Options::default()

@@ -254,12 +254,53 @@ fn a_vocabulary_is_not_written_where_a_recipe_says() {
         assert!(message(&output).contains("elsewhere/vocab.txt"), "{}", message(&output));
         assert!(!folder.path().join("elsewhere").exists(), "{command}");
     }
-    let before = folders(folder.path());
-    assert!(taper(folder.path(), &["plan", "mine.yaml"]).status.success());
-    assert!(
-        before.iter().all(|name| name == "cache")
-            && folders(folder.path()).iter().all(|name| name == "cache")
-    );
+}
+
+#[test]
+fn a_plan_leaves_nothing_behind() {
+    let folder = scratch();
+    on_files(folder.path());
+    let listed = || {
+        let mut names: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = listed();
+    // With a vocabulary of its own making, and with the steps that it measures.
+    for own in [
+        &[][..],
+        &["--set", "data={name: text, train: words.txt, valid: words.txt, test: words.txt, batch_size: 2}"],
+    ] {
+        let plan = taper(folder.path(), &[&["plan", "mine.yaml"], own].concat());
+        assert!(plan.status.success(), "{}", message(&plan));
+        assert_eq!(listed(), before, "{own:?}");
+    }
+}
+
+#[test]
+fn a_data_sets_default_that_is_spelled_out_is_the_same_run() {
+    let folder = scratch();
+    on_files(folder.path());
+    let id = |own: &[&str]| {
+        let plan = taper(folder.path(), &[&["plan", "--json", "--no-probe", "mine.yaml"], own].concat());
+        let plan: Value =
+            serde_json::from_slice(&plan.stdout).unwrap_or_else(|e| panic!("{e}: {}", message(&plan)));
+        plan["runs"][0]["id"].as_str().unwrap().to_owned()
+    };
+    let plain = id(&[]);
+    assert_eq!(id(&["--set", "data.min_count=1"]), plain);
+    assert_ne!(id(&["--set", "data.min_count=2"]), plain);
+}
+
+#[test]
+fn a_schedule_in_steps_that_the_run_does_not_reach_is_told_by_train_too() {
+    let folder = scratch();
+    on_files(folder.path());
+    let beyond = ["--set", "schedule={kind: milestones, at: [100000], per: step}"];
+    let output = taper(folder.path(), &[&["train", "mine.yaml"], &beyond[..]].concat());
+    assert!(output.status.success(), "{}", message(&output));
+    assert_eq!(message(&output).matches("100000").count(), 1, "{}", message(&output));
 }
 
 #[test]

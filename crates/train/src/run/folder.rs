@@ -215,13 +215,18 @@ fn subset(folder: &Path) -> Result<Option<String>, String> {
 }
 
 /// What is wrong with the files that a report reads, by their names in the folder; nothing where they are as they were sealed. A
-/// run that has not come to its end changes its files, and is sealed in part. A file that is missing, is no JSON or was never
-/// sealed is for its reader to report.
+/// run that has not come to its end changes its files, and is sealed in part. A file that is missing or is no JSON is for its
+/// reader to report.
 fn damage(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let summary = fs::read(folder.join("summary.json")).unwrap_or_default();
-    let is_sealed = |summary: &Summary| !summary.sha256.is_empty();
-    if serde_json::from_slice(&summary).is_ok_and(|summary| is_sealed(&summary)) {
+    if let Ok(Summary { sha256, .. }) = serde_json::from_slice(&summary) {
+        if sha256.is_empty() {
+            found.push(
+                "summary.json: carries no checksum: nobody vouches for it nor for metrics.jsonl".into(),
+            );
+            return found;
+        }
         match unseal(&summary, |summary: &mut Summary| &mut summary.sha256) {
             Ok(summary) if summary.status == Status::Interrupted => {}
             Ok(summary) => found.extend(changed(folder, "metrics.jsonl", &summary.files)),

@@ -6,7 +6,7 @@
 //!   manifest.json    what it ran with, stretch by stretch: code, device, kernels, threads; its inputs by content
 //!   metrics.jsonl    one line a measurement; no times
 //!   events.out.*     the same for TensorBoard
-//!   checkpoints/     step-<n>/{model,optimizer,average,carry}.safetensors, state.json
+//!   checkpoints/     step-<n>/{model,optimizer,average,evaluation,carry}.safetensors, state.json
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
@@ -18,6 +18,7 @@ mod extend;
 mod feed;
 mod figure;
 pub mod folder;
+mod gather;
 mod inputs;
 mod inspect;
 mod locate;
@@ -70,10 +71,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use taper_data::{Provenance, Search};
 use taper_models::op_span;
-use taper_optim::{Accumulator, Deferred, StepContext, global_norm_on_device};
+use taper_optim::{Deferred, Evaluated, StepContext, global_norm_on_device};
 use task::{Gradient, Task};
 use timing::Timing;
 use tracing::{debug, info, warn};
+use weights::Buffers;
 
 /// How to run, as opposed to what: nothing here can change a result, unless mixing is allowed, which the result then says.
 #[derive(Clone, Debug)]
@@ -219,6 +221,8 @@ struct Run<'a> {
     task: Box<dyn Task>,
     optimizers: Optimizers,
     average: Averaging,
+    /// The batch statistics that go with the evaluation weights of a step.
+    gathered: Option<(u64, Buffers)>,
     metrics: Metrics,
     manifest: Manifest,
     state: State,
@@ -241,6 +245,14 @@ struct Run<'a> {
 
 /// What the model carries between batches: a file of its own, so that the weights are the model's and nothing else.
 const CARRY: &str = "carry.safetensors";
+
+/// The weights that evaluations use, where the optimizer has others for them than it trains.
+const EVALUATION_WEIGHTS: &str = "evaluation.safetensors";
+
+/// All parameters and buffers as they are.
+fn tensors_of(task: &dyn Task) -> BTreeMap<String, Tensor> {
+    task.params().vars().into_iter().map(|(name, var)| (name, var.as_tensor().clone())).collect()
+}
 
 impl Run<'_> {
     /// Trains to the end, and writes down how it ended.
@@ -339,42 +351,6 @@ impl Run<'_> {
         self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until
     }
 
-    /// The gradient of the next step: of one batch, or the mean over `accumulate` of them. `None` at the end of the
-    /// epoch.
-    fn gather(&mut self) -> Result<Option<Gradient>, RunError> {
-        let train = &self.recipe.train;
-        let mut mean = (train.accumulate > 1).then(|| Accumulator::new(self.optimizers.vars.clone()));
-        let (mut total, mut raw, mut samples) = (Figure::Known(0.0), Figure::Known(0.0), 0);
-        let mut rate_scale = 0.0;
-        for number in 0.. {
-            let draw = self.state.step.wrapping_mul(train.accumulate).wrapping_add(number);
-            let Some(batch) = self.task.next(draw)? else { break };
-            self.measure(Measured::Batch {
-                total: batch.total.clone(),
-                raw: batch.raw.clone(),
-                correct: batch.correct.clone(),
-                samples: batch.samples,
-            })?;
-            self.state.batch += 1;
-            let Some(mean) = &mut mean else { return Ok(Some(batch)) };
-            let weight = batch.samples as f64;
-            (total, raw) = (total.plus(&batch.total, weight)?, raw.plus(&batch.raw, weight)?);
-            samples += batch.samples;
-            rate_scale += batch.rate_scale;
-            // The losses, which may be on a GPU, have their mean here.
-            mean.add(&batch.grads, 0.0, weight)?;
-            if number + 1 < train.accumulate && !batch.last {
-                continue;
-            }
-            let Some((grads, _)) = mean.take()? else { break };
-            let (total, raw) = (total.over(samples as f64)?, raw.over(samples as f64)?);
-            // Windows of text have their rates by their lengths: the step has that of their mean length.
-            let rate_scale = rate_scale / (number + 1) as f64;
-            return Ok(Some(Gradient { grads, total, raw, samples, rate_scale, ..batch }));
-        }
-        Ok(None)
-    }
-
     /// Takes note of what was measured on the way to the next step: at once if it is known.
     fn measure(&mut self, measured: Measured<Figure>) -> Result<(), RunError> {
         let (Measured::Batch { total: first, .. } | Measured::Norm(first)) = &measured;
@@ -439,7 +415,28 @@ impl Run<'_> {
         let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
         let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
         let optimizer = op_span!("optimizer", "update", 0);
-        if let Err(e) = self.optimizers.step(&batch.grads, (context, &deferred), &time, factor) {
+        let (task, vars, mut failure) = (&mut *self.task, self.optimizers.vars.clone(), None);
+        let mut again = || {
+            let second = gather::again(task, &vars, batch, step).and_then(|second| {
+                let loss = match train.loss_for_scale {
+                    LossForScale::Total => second.total,
+                    LossForScale::Raw => second.raw,
+                };
+                Ok(Evaluated { loss: Some(loss.read()?), grads: second.grads })
+            });
+            second.map_err(|e| candle_core::Error::msg(failure.insert(e).to_string()).into())
+        };
+        let stepped = self.optimizers.step(
+            &batch.grads,
+            (context, &deferred),
+            &time,
+            factor,
+            (train.clip_norm, &mut again),
+        );
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let Err(e) = stepped {
             // What a GPU has not told yet may be the reason.
             self.settle()?;
             return Err(self.place(e));
@@ -485,7 +482,7 @@ impl Run<'_> {
         if self.average.after_epoch(self.state.epoch)? {
             debug!("{}: gathering the running statistics of the average", self.recipe.name);
             let epoch = self.state.epoch;
-            self.with_average(|task| task.gather_statistics(epoch))?;
+            self.with_average(|task| task.gather_statistics(epoch, usize::MAX))?;
         }
         // Counted in steps, evaluations come inside the epoch.
         let due = train.eval_every.is_none() || train.steps.is_none() && is_due(train.eval_every, epoch);
@@ -505,12 +502,12 @@ impl Run<'_> {
     fn checkpoint(&mut self) -> Result<(), RunError> {
         self.settle()?;
         let _span = op_span!("checkpoint", "forward", 0);
-        let vars = self.task.params().vars().into_iter();
-        let weights: BTreeMap<String, Tensor> =
-            vars.map(|(name, var)| (name, var.as_tensor().clone())).collect();
+        let weights = tensors_of(&*self.task);
         let carry = self.task.carry().into_iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
         let carry = carry.collect::<Result<BTreeMap<String, Tensor>, RunError>>()?;
-        let bytes = |tensors| safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap);
+        let bytes = |tensors: &BTreeMap<String, Tensor>| {
+            safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap)
+        };
         let mut files = self.optimizers.save()?;
         files.insert("model.safetensors".into(), bytes(&weights)?);
         if !carry.is_empty() {
@@ -518,6 +515,9 @@ impl Run<'_> {
         }
         if let Some(average) = self.average.tensors() {
             files.insert("average.safetensors".into(), bytes(&average)?);
+        }
+        if let Some(evaluation) = self.with_evaluation_weights(|task| Ok(bytes(&tensors_of(task))?))? {
+            files.insert(EVALUATION_WEIGHTS.into(), evaluation);
         }
         self.metrics.sync()?;
         (self.state.metrics_bytes, self.state.metrics_sha256) = self.metrics.vouch();

@@ -5,6 +5,7 @@ use super::feed::Feed;
 use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
 use super::task::{Gradient, Task};
+use super::weights::Buffers;
 use crate::Registries;
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
 use candle_core::{D, DType, Device, Tensor};
@@ -31,6 +32,15 @@ pub(crate) struct Network {
     /// How images come to a GPU.
     feed: Option<Arc<Feed>>,
     batches: Peekable<Batches>,
+    /// The batches of the step under way, where it is to have a second gradient.
+    kept: Option<Vec<Kept>>,
+}
+
+/// A batch with all that its gradient is a function of, beside the weights.
+struct Kept {
+    batch: Batch,
+    draw: u64,
+    carry: Vec<(String, Tensor)>,
 }
 
 enum Source {
@@ -91,7 +101,7 @@ impl Network {
         };
         let (device, seed) = (device.clone(), recipe.seed);
         let batches = (Box::new(std::iter::empty()) as Batches).peekable();
-        Ok(Self { params, model, provenance, device, seed, source, feed, batches })
+        Ok(Self { params, model, provenance, device, seed, source, feed, batches, kept: None })
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.
@@ -134,6 +144,22 @@ impl Network {
         let other = ops::cross_entropy(&logits, partners, &Default::default())?;
         let nll = ((own * *part)? + (other * (1.0 - part))?)?;
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+    }
+
+    /// The loss and gradient of a training batch; everything random comes from `draw`.
+    fn gradient(&mut self, batch: &Batch, draw: u64) -> Result<Gradient, RunError> {
+        let _span = op_span!("graph", "forward", 0);
+        let loss = self.loss(batch, Mode::Train { seed: self.seed, step: draw })?;
+        Ok(Gradient {
+            total: Figure::of(&loss.total)?,
+            raw: Figure::of(&loss.nll)?,
+            correct: self.correct(&loss, batch)?,
+            samples: batch.samples,
+            rate_scale: batch.rate_scale,
+            grads: taper_models::backward(&loss.total)?,
+            last: self.batches.peek().is_none(),
+            batches: 1,
+        })
     }
 
     /// How many answers were right, for classes.
@@ -204,17 +230,35 @@ impl Task for Network {
         let waiting = op_span!("input", "forward", 0);
         let Some(batch) = self.batches.next().transpose()? else { return Ok(None) };
         drop(waiting);
-        let _span = op_span!("graph", "forward", 0);
-        let loss = self.loss(&batch, Mode::Train { seed: self.seed, step: draw })?;
-        Ok(Some(Gradient {
-            total: Figure::of(&loss.total)?,
-            raw: Figure::of(&loss.nll)?,
-            correct: self.correct(&loss, &batch)?,
-            samples: batch.samples,
-            rate_scale: batch.rate_scale,
-            grads: taper_models::backward(&loss.total)?,
-            last: self.batches.peek().is_none(),
-        }))
+        let carry = if self.kept.is_some() { self.model.carry() } else { Vec::new() };
+        let gradient = self.gradient(&batch, draw)?;
+        if let Some(kept) = &mut self.kept {
+            kept.push(Kept { batch, draw, carry });
+        }
+        Ok(Some(gradient))
+    }
+
+    fn begin_step(&mut self, twice: bool) {
+        self.kept = twice.then(Vec::new);
+    }
+
+    fn again(&mut self, number: u64) -> Result<Gradient, RunError> {
+        let kept = self.kept.take().unwrap_or_default();
+        let batch = usize::try_from(number).ok().and_then(|number| kept.get(number));
+        let gradient = match batch {
+            Some(Kept { batch, draw, carry }) => {
+                let carried = self.model.carry();
+                self.model.set_carry(carry)?;
+                let statistics = Buffers::of(&self.params)?;
+                let gradient = self.gradient(batch, *draw);
+                statistics.restore()?;
+                self.model.set_carry(&carried)?;
+                gradient
+            }
+            None => Err(candle_core::Error::msg(format!("batch {number} of the step was not kept")).into()),
+        };
+        self.kept = Some(kept);
+        gradient
     }
 
     fn epoch_values(&self, sums: &Sums) -> Values {
@@ -257,14 +301,14 @@ impl Task for Network {
         })
     }
 
-    fn gather_statistics(&mut self, epoch: u64) -> Result<(), RunError> {
+    fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError> {
         for (name, var) in self.params.vars().into_iter().filter(|(name, _)| is_buffer(name)) {
             let start = if name.ends_with("running_var") { var.ones_like()? } else { var.zeros_like()? };
             var.set(&start)?;
         }
         let seed = self.seed;
         self.afresh(|network| {
-            for (number, batch) in network.epoch(epoch, 0).enumerate() {
+            for (number, batch) in network.epoch(epoch, 0).take(batches).enumerate() {
                 network.model.logits(&batch?.input, Mode::Statistics { seed, step: number as u64 })?;
             }
             Ok(())

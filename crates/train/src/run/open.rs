@@ -98,6 +98,11 @@ impl<'a> Run<'a> {
         let metrics = Metrics::open(&folder, state.metrics_bytes)?;
 
         let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
+        // What only the data's length shows: the recipe alone has told the rest.
+        let told: Vec<String> = recipe.warnings().iter().map(ToString::to_string).collect();
+        let late = recipe.warnings_for(epochs, steps).into_iter().map(|warning| warning.to_string());
+        late.filter(|warning| !told.contains(warning))
+            .for_each(|warning| warn!("{}: {warning}", recipe.name));
         let progress = Progress::new(&recipe.name, steps, state.step, options.show);
         let timing = Timing::new(&folder, state.step);
         Ok(Self {
@@ -109,6 +114,7 @@ impl<'a> Run<'a> {
             task,
             optimizers,
             average,
+            gathered: None,
             metrics,
             manifest,
             state,

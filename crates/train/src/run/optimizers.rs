@@ -5,23 +5,26 @@ use crate::{Registries, Schedules};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use serde_json::Value;
-use std::collections::BTreeMap;
-use taper_optim::{Deferred, Group, Optimizer, Per, PlateauState, StateDict, StepContext};
+use std::collections::{BTreeMap, BTreeSet};
+use taper_optim::{Deferred, Evaluated, Group, Optimizer, Per, PlateauState, StateDict, StepContext};
 
-/// The names of parameters without decay, by the recipe's `no_decay`.
-fn no_decay_pattern(kinds: &[NoDecay]) -> Option<&'static str> {
-    let norm = r"(^|\.)(bn|norm)\d*\.(weight|bias)$|(^|\.)shortcut\.1\.(weight|bias)$";
-    let bias = r"(^|\.)bias(_[a-z]+)?(_l\d+)?$";
-    match (kinds.contains(&NoDecay::Bias), kinds.contains(&NoDecay::Norm)) {
-        (false, false) => None,
-        (true, false) => Some(bias),
-        (false, true) => Some(norm),
-        (true, true) => Some(concat!(
-            r"(^|\.)bias(_[a-z]+)?(_l\d+)?$",
-            r"|(^|\.)(bn|norm)\d*\.(weight|bias)$|(^|\.)shortcut\.1\.(weight|bias)$"
-        )),
+/// Which parameters have no decay by the recipe's `no_decay`, from shapes and not from what a model calls its layers: a bias
+/// is a vector whose name says so, a layer whose `weight` is a vector is a norm.
+fn undecayed<'a>(kinds: &[NoDecay], params: &'a [(String, Var)]) -> impl Fn(&str) -> bool + use<'a> {
+    let (bias, norm) = (kinds.contains(&NoDecay::Bias), kinds.contains(&NoDecay::Norm));
+    let vectors: BTreeSet<&str> =
+        params.iter().filter(|(_, var)| var.rank() <= 1).map(|(name, _)| name.as_str()).collect();
+    move |name| {
+        let (layer, last) = name.rsplit_once('.').unwrap_or(("", name));
+        let weight = if layer.is_empty() { "weight".to_owned() } else { format!("{layer}.weight") };
+        let is_bias = last.starts_with("bias");
+        let is_norm = !is_bias || vectors.contains(weight.as_str());
+        vectors.contains(name) && (bias && is_bias || norm && is_norm)
     }
 }
+
+/// The loss and gradient of the step's batch once more, with the parameters as they are.
+pub(crate) type Again<'a> = &'a mut dyn FnMut() -> taper_optim::Result<Evaluated>;
 
 /// The optimizers with their schedules.
 pub(crate) struct Optimizers {
@@ -74,12 +77,12 @@ impl Optimizers {
             let built = registries.optimizers.build(name, own, &group.hyper);
             all.push(built.map_err(|e| recipe.error_at(&key, e.to_string()))?);
         }
-        if let Some(pattern) = no_decay_pattern(&section.no_decay) {
+        if !section.no_decay.is_empty() {
             // Only what no other group claims, and only if it is there: an MLP has no norm layers.
             let taken = groups.iter().map(Group::pattern).collect::<Result<Vec<_>, _>>()?;
-            let wanted = regex::Regex::new(pattern).map_err(candle_core::Error::wrap)?;
+            let wanted = undecayed(&section.no_decay, &params);
             let free = |(name, var): &&(String, Var)| {
-                wanted.is_match(name) && !taken.iter().any(|t| t.is_match(name, var.rank()))
+                wanted(name) && !taken.iter().any(|t| t.is_match(name, var.rank()))
             };
             let names: Vec<String> = params.iter().filter(free).map(|(n, _)| regex::escape(n)).collect();
             if !names.is_empty() {
@@ -128,7 +131,38 @@ impl Optimizers {
             let message = format!("{} has no momentum to schedule", section.name);
             return Err(recipe.error_at("schedule.momentum", message).into());
         }
-        Ok(Self { all, vars, averaged, schedules })
+        let mut optimizers = Self { all, vars, averaged, schedules };
+        if recipe.train.average != Average::None {
+            let own = optimizers.eval_weights()?;
+            optimizers.train_weights()?;
+            if own {
+                let message = format!(
+                    "{} has weights of its own for evaluation, which another average would not see: leave `train.average` out",
+                    section.name
+                );
+                return Err(recipe.error_at("train.average.kind", message).into());
+            }
+        }
+        Ok(optimizers)
+    }
+
+    /// How many gradients a step takes.
+    pub fn gradients(&self) -> usize {
+        self.all.iter().map(|optimizer| optimizer.gradients()).max().unwrap_or(1)
+    }
+
+    /// Puts weights for evaluation into the parameters of optimizers that have such. True if there is one.
+    pub fn eval_weights(&mut self) -> Result<bool, RunError> {
+        let mut any = false;
+        for optimizer in &mut self.all {
+            any |= optimizer.eval_weights()?;
+        }
+        Ok(any)
+    }
+
+    /// Puts the weights that are trained back.
+    pub fn train_weights(&mut self) -> Result<(), RunError> {
+        self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.train_weights()?))
     }
 
     /// The base learning rate of the recipe's optimizer.
@@ -143,12 +177,16 @@ impl Optimizers {
     }
 
     /// One step of all optimizers at `factor` times their base rates. When the first refuses, nothing has changed.
+    ///
+    /// Those that look at a second point by `again` come first, while the parameters of the others are where their gradients
+    /// were taken. They clip both gradients by the norms of their own.
     pub fn step(
         &mut self,
         grads: &GradStore,
         (context, deferred): (StepContext, &Deferred),
         time: &Time,
         factor: f64,
+        again: (Option<f64>, Again<'_>),
     ) -> Result<(), RunError> {
         let context = match &self.schedules.momentum {
             Some(schedule) => {
@@ -158,7 +196,13 @@ impl Optimizers {
             _ => context,
         };
         let context = context.factor(factor);
-        for optimizer in &mut self.all {
+        let (clip_norm, again) = again;
+        for optimizer in self.all.iter_mut().filter(|optimizer| optimizer.gradients() > 1) {
+            let loss = Deferred { clip_norm: None, ..deferred.clone() };
+            let context = StepContext { grad_scale: 1.0, max_norm: clip_norm, ..loss.read_into(context)? };
+            optimizer.step_twice(grads, &context, again)?;
+        }
+        for optimizer in self.all.iter_mut().filter(|optimizer| optimizer.gradients() == 1) {
             optimizer.step_deferred(grads, &context, deferred)?;
         }
         Ok(())
@@ -253,5 +297,42 @@ impl Time {
             Per::Step => (self.step, self.steps),
             Per::Epoch => (self.epoch, self.epochs),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Device};
+
+    #[test]
+    fn what_does_not_decay_is_known_by_shape_whatever_a_model_calls_it() {
+        let matrices =
+            ["h.0.attn.c_attn.weight", "lstm.weight_ih_l0", "layer2.0.downsample.0.weight", "weight"];
+        let norms = [
+            "h.0.ln_1.weight",
+            "h.0.ln_1.bias",
+            "layers.0.input_layernorm.weight",
+            "encoder.LayerNorm.weight",
+            "encoder.LayerNorm.bias",
+            "q_norm.gamma",
+            "layer2.0.downsample.1.weight",
+            "layer2.0.downsample.1.bias",
+        ];
+        let biases = ["h.0.attn.c_attn.bias", "lstm.bias_ih_l0", "bias"];
+        let var = |name: &&str| {
+            let dims = if matrices.contains(name) { vec![2, 3] } else { vec![3] };
+            ((*name).to_owned(), Var::zeros(dims, DType::F32, &Device::Cpu).unwrap())
+        };
+        let params: Vec<_> = matrices.iter().chain(&norms).chain(&biases).map(var).collect();
+        let found = |kinds: &[NoDecay]| -> BTreeSet<&str> {
+            let wanted = undecayed(kinds, &params);
+            params.iter().map(|(name, _)| name.as_str()).filter(|name| wanted(name)).collect()
+        };
+        let vectors: BTreeSet<&str> = norms.iter().chain(&biases).copied().collect();
+        assert_eq!(found(&[NoDecay::Bias, NoDecay::Norm]), vectors);
+        assert_eq!(found(&[NoDecay::Norm]), norms.into_iter().collect());
+        assert_eq!(found(&[NoDecay::Bias]), vectors.iter().copied().filter(|n| n.contains("bias")).collect());
+        assert_eq!(found(&[]), BTreeSet::new());
     }
 }

@@ -45,6 +45,16 @@ impl Minimisation {
         let mut gradient = vec![0.0; x.len()];
         Ok((self.function.evaluate(&x, &mut gradient), gradient))
     }
+
+    fn gradient(&self) -> Result<Gradient, RunError> {
+        let (f, gradient) = self.value_and_gradient()?;
+        let mut grads = GradStore::default();
+        let gradient = Tensor::from_vec(gradient, self.x.shape(), self.x.device())?;
+        grads.insert(&self.x, gradient);
+        let (samples, rate_scale, last, batches) = (1, 1.0, false, 1);
+        let [total, raw, correct] = [f, f, 0.0].map(Figure::Known);
+        Ok(Gradient { grads, total, raw, correct, samples, rate_scale, last, batches })
+    }
 }
 
 impl Task for Minimisation {
@@ -74,13 +84,13 @@ impl Task for Minimisation {
     }
 
     fn next(&mut self, _: u64) -> Result<Option<Gradient>, RunError> {
-        let (f, gradient) = self.value_and_gradient()?;
-        let mut grads = GradStore::default();
-        let gradient = Tensor::from_vec(gradient, self.x.shape(), self.x.device())?;
-        grads.insert(&self.x, gradient);
-        let (samples, rate_scale, last) = (1, 1.0, false);
-        let [total, raw, correct] = [f, f, 0.0].map(Figure::Known);
-        Ok(Some(Gradient { grads, total, raw, correct, samples, rate_scale, last }))
+        self.gradient().map(Some)
+    }
+
+    fn begin_step(&mut self, _: bool) {}
+
+    fn again(&mut self, _: u64) -> Result<Gradient, RunError> {
+        self.gradient()
     }
 
     /// The mean of f over all steps says nothing: `log_every` writes the steps themselves.
@@ -92,7 +102,7 @@ impl Task for Minimisation {
         Ok(vec![("loss", self.value_and_gradient()?.0)])
     }
 
-    fn gather_statistics(&mut self, _: u64) -> Result<(), RunError> {
+    fn gather_statistics(&mut self, _: u64, _: usize) -> Result<(), RunError> {
         Ok(())
     }
 

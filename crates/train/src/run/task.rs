@@ -31,6 +31,8 @@ pub(crate) struct Gradient {
     pub rate_scale: f64,
     /// Whether it was the last batch of its epoch.
     pub last: bool,
+    /// How many batches it is of.
+    pub batches: u64,
 }
 
 /// What a run trains.
@@ -50,6 +52,12 @@ pub(crate) trait Task {
     fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError>;
     /// The next batch's loss and gradient; everything random comes from `draw`. `None` at the end of the epoch.
     fn next(&mut self, draw: u64) -> Result<Option<Gradient>, RunError>;
+    /// The batches from here on are those of a new step. They are kept for [`Task::again`] if the step is to have a second
+    /// gradient.
+    fn begin_step(&mut self, twice: bool);
+    /// The loss and gradient of a batch of this step, from 0, once more with the parameters as they are: the same draws, the
+    /// same that was carried, and running statistics as if it had not been.
+    fn again(&mut self, number: u64) -> Result<Gradient, RunError>;
     /// What a training line says of an epoch; nothing where a mean over the epoch means nothing.
     fn epoch_values(&self, sums: &Sums) -> Values;
     /// The figures of a split for the parameters as they are.
@@ -59,8 +67,9 @@ pub(crate) trait Task {
     /// The same over as many batches as `more`, told the samples of each, asks for.
     fn evaluate_while(&mut self, split: Split, more: &mut dyn FnMut(u64) -> bool)
     -> Result<Values, RunError>;
-    /// Gathers the running statistics anew: the mean over all batches of an epoch as they were trained on.
-    fn gather_statistics(&mut self, epoch: u64) -> Result<(), RunError>;
+    /// Gathers the running statistics anew: the mean over the first batches of an epoch, at most `batches`, as they are
+    /// trained on.
+    fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError>;
     /// What is carried from one batch to the next, by name.
     fn carry(&self) -> Vec<(String, Tensor)>;
     /// Sets what [`Task::carry`] returned.

@@ -1,12 +1,14 @@
-//! Weights that a recipe names.
-use super::{RunError, checkpoint};
+//! Weights that a recipe names, and statistics that are put back.
+use super::{EVALUATION_WEIGHTS, RunError, checkpoint};
 use crate::Recipe;
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, Var};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use taper_data::FileRecord;
 use taper_files::sha256;
+use taper_models::Params;
+use taper_models::init::is_buffer;
 
 /// A file of weights may have this many bytes: what the largest network takes that can be built.
 const MOST_BYTES: u64 = 4 * taper_models::registry::MOST_PARAMETERS;
@@ -18,7 +20,8 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// From a safetensors file, a checkpoint's folder, or a run's folder, whose newest checkpoint it is.
+    /// From a safetensors file, a checkpoint's folder, or a run's folder, whose newest checkpoint it is. Of a checkpoint, the
+    /// weights that its optimizer evaluates with, where it has such.
     pub fn read(recipe: &Recipe, from: &str) -> Result<Self, RunError> {
         let refuse = |message: String| RunError::from(recipe.error_at("train.init_from", message));
         let path = Path::new(from);
@@ -28,7 +31,8 @@ impl Weights {
             Some(folder) => {
                 let mut loaded = checkpoint::read(folder).map_err(|e| refuse(e.to_string()))?;
                 let missing = || refuse(format!("{}: has no {MODEL}", folder.display()));
-                loaded.files.remove(MODEL).ok_or_else(missing)?
+                let evaluation = loaded.files.remove(EVALUATION_WEIGHTS);
+                evaluation.or_else(|| loaded.files.remove(MODEL)).ok_or_else(missing)?
             }
             None => taper_files::read_regular(&place, MOST_BYTES).map_err(|e| refuse(e.to_string()))?,
         };
@@ -76,4 +80,23 @@ fn tensors(bytes: &[u8]) -> Result<HashMap<String, Tensor>, String> {
     }
     candle_core::safetensors::load_buffer(bytes, &Device::Cpu)
         .map_err(|e| format!("not a readable safetensors file: {e}"))
+}
+
+/// The running statistics of a model at one moment.
+pub(super) struct Buffers(Vec<(Var, Tensor)>);
+
+impl Buffers {
+    pub fn of(params: &Params) -> Result<Self, RunError> {
+        let buffers = params.vars().into_iter().filter(|(name, _)| is_buffer(name));
+        let copies = buffers.map(|(_, var)| Ok((var.clone(), var.as_tensor().copy()?)));
+        Ok(Self(copies.collect::<candle_core::Result<_>>()?))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn restore(&self) -> Result<(), RunError> {
+        Ok(self.0.iter().try_for_each(|(var, was)| var.set(was))?)
+    }
 }

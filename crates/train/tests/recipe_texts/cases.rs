@@ -146,6 +146,7 @@ const CASES: &[Case<'_>] = &[
     ("a momentum that there is not", BASE, "optimizer: {name: sgd, lr: 0.1}\nschedule: {kind: constant, momentum: {kind: cosine}}", &[]),
     ("a plateau that watches nothing", BASE, "schedule: {kind: plateau}", &[]),
     ("a schedule of epochs for a problem", PROBLEM, "schedule: {kind: cosine}", &[]),
+    ("a network too deep for its images", BASE, "model: {name: densenet, growth: 2, num_blocks: [1, 1, 1, 1, 1, 1, 1]}", &[]),
     ("a milestone past the end", BASE, "schedule: {kind: milestones, at: [1, 5]}", &[]),
     ("a cosine longer than the run", BASE, "schedule: {kind: cosine, length: 4}", &[]),
     ("a warm-up longer than the run", BASE, "schedule: {kind: warmup, length: 9}", &[]),

@@ -1,7 +1,8 @@
 //! Sums over whole tensors in f64, in one fixed order: the same bits for any number of threads.
 use crate::Result;
+use crate::driver::cpu::team;
+use crate::driver::team::Parts;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
-use rayon::prelude::*;
 
 /// Elements summed by one thread at a time.
 const CHUNK: usize = 32 * 1024;
@@ -10,17 +11,17 @@ const LANES: usize = 16;
 
 /// Σ ab.
 pub(crate) fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
-    fold(a, b, |a, b| a * b, |x, y| x + y, || host(&(a * b)?.sum_all()?))
+    fold(a, Some(b), |a, b| a * b, |x, y| x + y, || host(&(a * b)?.sum_all()?))
 }
 
 /// Σ a².
 pub(crate) fn squares(a: &Tensor) -> Result<f64> {
-    dot(a, a)
+    fold(a, None, |a, _| a * a, |x, y| x + y, || host(&a.sqr()?.sum_all()?))
 }
 
 /// Σ |a|.
 pub(crate) fn magnitudes(a: &Tensor) -> Result<f64> {
-    fold(a, a, |a, _| a.abs(), |x, y| x + y, || host(&a.abs()?.sum_all()?))
+    fold(a, None, |a, _| a.abs(), |x, y| x + y, || host(&a.abs()?.sum_all()?))
 }
 
 /// max |a|; 0 of an empty tensor.
@@ -28,7 +29,7 @@ pub(crate) fn largest(a: &Tensor) -> Result<f64> {
     if a.elem_count() == 0 {
         return Ok(0.0);
     }
-    fold(a, a, |a, _| a.abs(), f64::max, || host(&a.abs()?.max_all()?))
+    fold(a, None, |a, _| a.abs(), f64::max, || host(&a.abs()?.max_all()?))
 }
 
 /// A scalar on the host. First to the CPU: not every device has f64.
@@ -36,10 +37,11 @@ fn host(scalar: &Tensor) -> Result<f64> {
     Ok(scalar.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar()?)
 }
 
-/// Joins what `of` makes of each pair of elements, from 0 on. Elsewhere than on the CPU, what `otherwise` says.
+/// Joins what `of` makes of each pair of elements (of `a` and itself without `b`), from 0 on. Elsewhere than on the CPU, what
+/// `otherwise` says.
 fn fold(
     a: &Tensor,
-    b: &Tensor,
+    b: Option<&Tensor>,
     of: impl Fn(f64, f64) -> f64 + Sync,
     join: impl Fn(f64, f64) -> f64 + Sync,
     otherwise: impl FnOnce() -> Result<f64>,
@@ -47,19 +49,22 @@ fn fold(
     if !a.device().is_cpu() {
         return otherwise();
     }
-    let (a, b) = (a.contiguous()?, b.contiguous()?);
-    let ((a_storage, a_layout), (b_storage, b_layout)) = (a.storage_and_layout(), b.storage_and_layout());
-    let (Some((a_start, a_end)), Some((b_start, b_end))) =
-        (a_layout.contiguous_offsets(), b_layout.contiguous_offsets())
-    else {
-        return otherwise();
+    let (a, b) = (a.contiguous()?, b.map(Tensor::contiguous).transpose()?);
+    let (first, layout) = a.storage_and_layout();
+    let Some((start, end)) = layout.contiguous_offsets() else { return otherwise() };
+    let other = b.as_ref().map(Tensor::storage_and_layout);
+    let place = match &other {
+        Some((_, layout)) => layout.contiguous_offsets(),
+        None => Some((start, end)),
     };
-    match (&*a_storage, &*b_storage) {
+    let Some((from, to)) = place else { return otherwise() };
+    // One guard of a storage: a second one of the same would wait for a writer that waits for the first.
+    match (&*first, other.as_ref().map_or(&*first, |(storage, _)| &**storage)) {
         (Storage::Cpu(CpuStorage::F32(a)), Storage::Cpu(CpuStorage::F32(b))) => {
-            Ok(chunks(&a[a_start..a_end], &b[b_start..b_end], of, join))
+            Ok(chunks(&a[start..end], &b[from..to], of, join))
         }
         (Storage::Cpu(CpuStorage::F64(a)), Storage::Cpu(CpuStorage::F64(b))) => {
-            Ok(chunks(&a[a_start..a_end], &b[b_start..b_end], of, join))
+            Ok(chunks(&a[start..end], &b[from..to], of, join))
         }
         _ => otherwise(),
     }
@@ -71,7 +76,7 @@ fn chunks<F: Copy + Into<f64> + Sync>(
     of: impl Fn(f64, f64) -> f64 + Sync,
     join: impl Fn(f64, f64) -> f64 + Sync,
 ) -> f64 {
-    let chunk = |(a, b): (&[F], &[F])| {
+    let chunk = |a: &[F], b: &[F]| {
         let mut lanes = [0f64; LANES];
         for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
             for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
@@ -80,10 +85,18 @@ fn chunks<F: Copy + Into<f64> + Sync>(
         }
         lanes.into_iter().fold(0.0, &join)
     };
-    let partial: Vec<f64> = match a.len() > 2 * CHUNK {
-        true => a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK)).map(chunk).collect(),
-        false => a.chunks(CHUNK).zip(b.chunks(CHUNK)).map(chunk).collect(),
-    };
+    let count = a.len().div_ceil(CHUNK);
+    let mut partial = vec![0.0; count];
+    let parts = Parts::new(&mut partial);
+    // Not rayon's own loops: tensors may be the parameters, which nobody may hold and wait for the pool.
+    team(a.len()).run(count, (1, 8), &|range| {
+        // SAFETY: the ranges of a run do not overlap, and `partial` is borrowed until it ends.
+        let partial = unsafe { parts.part(range.clone()) };
+        for (sum, i) in partial.iter_mut().zip(range) {
+            let places = i * CHUNK..((i + 1) * CHUNK).min(a.len());
+            *sum = chunk(&a[places.clone()], &b[places]);
+        }
+    });
     partial.into_iter().fold(0.0, join)
 }
 

@@ -190,9 +190,13 @@ fn optimizers_are_listed_by_family_and_in_full() {
     let text = |args: &[&str]| String::from_utf8(run(args).stdout).unwrap();
     let short = text(&["optimizers"]);
     let place = |needle: &str| short.find(needle).unwrap_or_else(|| panic!("no `{needle}` in\n{short}"));
-    let titles = ["DecGD and what", "second moments", "sign and", "matrices", "layer-wise", "free of", "wrappers"];
+    let titles =
+        ["DecGD and what", "second moments", "sign and", "matrices", "layer-wise", "free of", "wrappers"];
     assert!(titles.map(place).is_sorted(), "{short}");
-    assert!(place("\n  decgd ") < place("second moments") && place("\n  muon ") > place("matrices"), "{short}");
+    assert!(
+        place("\n  decgd ") < place("second moments") && place("\n  muon ") > place("matrices"),
+        "{short}"
+    );
     assert!(!short.contains("arXiv"));
     let long = text(&["optimizers", "--long", "sam"]);
     assert!(long.contains("two gradients a step") && long.contains("arXiv:2010.01412"), "{long}");

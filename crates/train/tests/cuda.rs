@@ -110,9 +110,8 @@ fn no_optimizer_makes_the_loop_wait() {
     for entry in taper_optim::Registry::builtin().list("*").unwrap() {
         let name = format!("optimizer.name={}", entry.info.name);
         // They choose rates by norms, on the host, or are made of candle's ops.
-        let waits = [
-            "adafactor", "adagd", "lamb", "lars", "lbfgs", "lookahead", "muon", "prodigy", "sam", "soap",
-        ];
+        let waits =
+            ["adafactor", "adagd", "lamb", "lars", "lbfgs", "lookahead", "muon", "prodigy", "sam", "soap"];
         if waits.contains(&entry.info.name) {
             continue;
         }

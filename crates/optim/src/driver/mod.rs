@@ -3,7 +3,7 @@ pub(crate) mod cpu;
 pub(crate) mod groups;
 pub(crate) mod measure;
 pub(crate) mod slot;
-mod team;
+pub(crate) mod team;
 
 pub use groups::{Group, Pattern};
 pub(crate) use groups::{Hyper, compile, configure, fields};

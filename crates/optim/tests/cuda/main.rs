@@ -21,8 +21,7 @@ const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const SIZES: &[usize] = &[1, 31, 32, 33, 1000, 100_003];
 
 /// Those made of candle's ops on a GPU: sums there have another order, and the stand-in has none of candle's kernels.
-const COMPOSED: [&str; 8] =
-    ["adafactor", "lamb", "lbfgs", "lookahead", "muon", "prodigy", "sam", "soap"];
+const COMPOSED: [&str; 8] = ["adafactor", "lamb", "lbfgs", "lookahead", "muon", "prodigy", "sam", "soap"];
 /// Those that read norms of every step on the host.
 const READS: [&str; 2] = ["adagd", "lars"];
 

@@ -82,7 +82,8 @@ fn details(out: &mut impl Write, entry: &Named<'_>) -> std::io::Result<()> {
     let (info, bytes) = (entry.info, entry.state_bytes());
     let state = if state.is_empty() { "none of its size".to_owned() } else { state.join(", ") };
     let loss = if entry.needs_loss { ", needs the loss" } else { "" };
-    let twice = if entry.gradients(&Default::default()).unwrap_or(1) > 1 { ", two gradients a step" } else { "" };
+    let twice =
+        if entry.gradients(&Default::default()).unwrap_or(1) > 1 { ", two gradients a step" } else { "" };
     writeln!(out, "  {:10} {}", "", info.formula)?;
     writeln!(out, "  {:10} {{{}}}", "", defaults.join(", "))?;
     writeln!(out, "  {:10} state: {state} ({bytes} bytes a parameter){loss}{twice}", "")?;

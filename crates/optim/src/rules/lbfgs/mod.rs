@@ -35,7 +35,7 @@
 //!
 //! Reference: *On the limited memory BFGS method for large scale optimization*, Mathematical Programming 45.
 use crate::rule::{Config, Info, Invalid, ranges, require};
-use crate::sums::{dot, largest, magnitudes};
+use crate::sums::{dot, largest, magnitudes, squares};
 use crate::{Result, TensorRule, TensorStep};
 use candle_core::{DType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -141,7 +141,7 @@ impl TensorRule for LbfgsRule {
                 if curvature > 1e-10 {
                     let all_s = remember(shared.tensors.get("s"), s, c.history_size)?;
                     let all_y = remember(shared.tensors.get("y"), &y, c.history_size)?;
-                    shared.numbers.insert("scale", curvature / dot(&y, &y)?);
+                    shared.numbers.insert("scale", curvature / squares(&y)?);
                     shared.tensors.extend([("s", all_s), ("y", all_y)]);
                 }
                 let scale = shared.numbers.get("scale").copied().unwrap_or(1.0);

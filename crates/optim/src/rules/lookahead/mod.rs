@@ -172,7 +172,7 @@ impl Lookahead {
             }
         }
         if !news.is_empty() && self.config.pullback_momentum == Pullback::Reset {
-            let names =
+            let names: Vec<String> =
                 news.iter().map(|(index, ..)| format!("{}.momentum", self.slots[*index].name)).collect();
             self.forget(&names)?;
         }
@@ -185,7 +185,7 @@ impl Lookahead {
     }
 
     /// Sets buffers of the inner optimizer to 0.
-    fn forget(&mut self, names: &Vec<String>) -> Result<()> {
+    fn forget(&mut self, names: &[String]) -> Result<()> {
         let mut state = self.inner.state_dict()?;
         for (key, tensor) in &mut state.tensors {
             // Also of an optimizer inside the inner one.

@@ -251,7 +251,8 @@ pub struct Problem {
 pub struct Optimizer {
     /// Registry name.
     pub name: String,
-    /// Base learning rate; the schedule scales it.
+    /// Base learning rate; the schedule scales it. 0 for an optimizer that has none of its own: AdaGD, or one around another.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub lr: f64,
     /// The optimizer's own hyperparameters, complete with the registry's defaults.
     #[serde(flatten)]
@@ -262,6 +263,10 @@ pub struct Optimizer {
     /// Kinds of parameters that are not decayed.
     #[serde(default)]
     pub no_decay: Vec<NoDecay>,
+}
+
+fn is_zero(number: &f64) -> bool {
+    *number == 0.0
 }
 
 impl Optimizer {

@@ -1,7 +1,9 @@
-//! `cargo xtask <command>`: builds `taper` once in release and becomes it. `test`, `ci` and `gpu-check` are its own.
+//! `cargo xtask <command>`: builds `taper` once in release and becomes it. `test`, `ci`, `gpu-check` and
+//! `mpi-check` are its own.
 //!
 //! It has no dependencies, so that it costs nothing to build, and parses nothing but its own name.
 mod gpu_check;
+mod mpi;
 mod peer;
 #[cfg(test)]
 mod tidy;
@@ -15,6 +17,7 @@ fn main() -> ExitCode {
     let ok = match args.first().map(String::as_str) {
         Some("test") => test(&args[1..]),
         Some("gpu-check") => return gpu_check::run(&args[1..]),
+        Some("mpi-check") => return mpi::check(),
         Some("ci") => run(Command::new("bash").arg(root().join(".ci/run"))),
         _ => return taper(&args),
     };
@@ -22,8 +25,8 @@ fn main() -> ExitCode {
 }
 
 /// All tests, with nextest where it is installed: the workspace, the examples in the documentation, the downloads, whose
-/// crate does without candle, and sweeps on a real Slurm, which say what is missing where there is none. With arguments, the
-/// workspace's tests that match them.
+/// crate does without candle, sweeps on a real Slurm and processes under MPI, which say what is missing where there is none. With
+/// arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
@@ -40,7 +43,8 @@ fn test(args: &[String]) -> bool {
                 .args(manifest()))
                 && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"]))
                 // Its output is shown: it says why it was skipped.
-                && run(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"])))
+                && run(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"]))
+                && mpi::stage())
 }
 
 /// The commit that is checked out, and whether files differ from it; `None` without git.

@@ -7,17 +7,18 @@ use std::path::Path;
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("files", &[]),
     ("random", &[]),
+    ("world", &[]),
     ("optim", &[]),
     ("figures", &["random"]),
     ("models", &["random"]),
     ("data", &["files", "random"]),
-    ("train", &["data", "figures", "files", "models", "optim"]),
+    ("train", &["data", "figures", "files", "models", "optim", "world"]),
     ("report", &["figures", "files", "train"]),
-    ("taper", &["data", "figures", "files", "models", "optim", "report", "train"]),
+    ("taper", &["data", "figures", "files", "models", "optim", "report", "train", "world"]),
 ];
 
 /// Crates that work without tensors, unless a feature says otherwise.
-const WITHOUT_CANDLE: &[&str] = &["files", "random", "figures", "data", "report"];
+const WITHOUT_CANDLE: &[&str] = &["files", "random", "world", "figures", "data", "report"];
 
 /// The lines of a manifest's own dependencies, those for tests included: tests keep to the rooms as well.
 fn dependencies(krate: &str) -> Vec<String> {

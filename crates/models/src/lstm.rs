@@ -163,6 +163,8 @@ pub struct LanguageModel {
     bias: Tensor,
     /// A state per layer, or nothing before the first batch.
     carry: Vec<LstmState>,
+    /// The place of the next inputs' first column in the batch.
+    place: usize,
 }
 
 /// What the last layer says, `[steps, batch, emb]`.
@@ -193,24 +195,27 @@ impl LanguageModel {
                 b_hh: vb.get_with_hints(4 * hidden, "bias_hh_l0", init)?,
             });
         }
-        Ok(Self { config, encoder, layers, bias, carry: Vec::new() })
+        Ok(Self { config, encoder, layers, bias, carry: Vec::new(), place: 0 })
     }
 
-    /// The masks of a training step: each depends on the seed, its name and the step.
+    /// The masks of a training step: each depends on the seed, its name and the step. Of those that differ from column to column,
+    /// the part from the place of the first column on.
     pub fn draw_masks(&self, batch: usize, seed: u64, step: u64) -> Result<Masks> {
         let LstmConfig { emb, layers, dropout, .. } = self.config;
-        let mask = |name: &str, shape: &[usize], p: f64| {
-            let draw = || Mask::draw(Rng::new(seed, "dropout", name, step), shape, p);
+        let part = |name: &str, first: usize, shape: &[usize], p: f64| {
+            let draw = || Mask::draw_from(Rng::new(seed, "dropout", name, step), first, shape, p);
             (p > 0.0).then(draw).transpose()
         };
+        let mask = |name: &str, shape: &[usize], p: f64| part(name, 0, shape, p);
+        let columns = |name: &str, size: usize, p: f64| part(name, self.place * size, &[batch, size], p);
         let size = |l| self.config.sizes(l).1;
-        let hidden = |l| mask(&format!("hidden.{l}"), &[batch, size(l)], dropout.hidden);
+        let hidden = |l| columns(&format!("hidden.{l}"), size(l), dropout.hidden);
         let weight = |l| mask(&format!("weight_hh.{l}"), &[4 * size(l), size(l)], dropout.weight);
         Ok(Masks {
             embedding: mask("embedding", &[self.encoder.dim(0)?], dropout.embedding)?,
-            input: mask("input", &[batch, emb], dropout.input)?,
+            input: columns("input", emb, dropout.input)?,
             hidden: (0..layers - 1).map(hidden).collect::<Result<_>>()?,
-            output: mask("output", &[batch, emb], dropout.output)?,
+            output: columns("output", emb, dropout.output)?,
             weight_hh: (0..layers).map(weight).collect::<Result<_>>()?,
         })
     }
@@ -284,6 +289,10 @@ impl Model for LanguageModel {
             [(format!("h.{l}"), state.h.clone()), (format!("c.{l}"), state.c.clone())]
         };
         self.carry.iter().enumerate().flat_map(pair).collect()
+    }
+
+    fn set_place(&mut self, first: usize) {
+        self.place = first;
     }
 
     fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<()> {

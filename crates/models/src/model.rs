@@ -99,6 +99,10 @@ pub trait Model: Send {
         Vec::new()
     }
 
+    /// Says where in the batch of a step the next inputs begin, which are a part of it: what is drawn for each sample is drawn by
+    /// its place there. 0 at first.
+    fn set_place(&mut self, _first: usize) {}
+
     /// Sets what [`Model::carry`] returned; an empty list forgets it.
     fn set_carry(&mut self, _carry: &[(String, Tensor)]) -> Result<()> {
         Ok(())

@@ -118,6 +118,13 @@ fn mistakes_are_shown_at_the_text_that_is_wrong() {
             Type,
             &["expected one of val, test, last", "did you mean `test`?"],
         ),
+        ("train: {epochs: 1, shards: 0}", "0", Value, &["train.shards must be at least 1, found 0"]),
+        (
+            "train: {epochs: 1, shards: 200}",
+            "200",
+            Value,
+            &["train.shards must be at most data.batch_size (128), found 200"],
+        ),
         ("train: {epochs: 1, clip_norm: 0}", "0", Value, &["train.clip_norm must be greater than 0"]),
         (
             "train: {epochs: 1, probe: yes}",
@@ -328,7 +335,7 @@ error: unknown key `epocks` in `train`
   |         ^^^^^^
   |
   = help: did you mean `epochs`?
-  = help: known here: epochs, steps, eval_every, log_every, clip_norm, clip_value, accumulate, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, bptt, scale_lr_by_length";
+  = help: known here: epochs, steps, eval_every, log_every, clip_norm, clip_value, accumulate, shards, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, bptt, scale_lr_by_length";
     assert_eq!(error.to_string(), expected);
     assert!(!error.to_string().contains('\u{1b}'));
     assert!(error.render(true).contains('\u{1b}'));

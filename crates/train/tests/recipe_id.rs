@@ -41,6 +41,7 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
             "{BASE}cluster: {{partition: gpu, time: '1:00:00', memory: 4G, gpus: a100:2, extra: [--qos=low]}}\n"
         ),
         // Defaults that are spelled out.
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 1}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),
         format!("{BASE}schedule: {{kind: constant, per: epoch}}\n"),
     ];
@@ -54,6 +55,7 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         BASE.replace("[100]", "[100, 100]"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {steps: 60}}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 2}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 2}"),
         format!("{BASE}seed: 2\n"),
     ];
     for text in other {

@@ -30,6 +30,11 @@ impl Mask {
     /// # Ok(()) }
     /// ```
     pub fn draw(rng: Rng, shape: impl Into<Shape>, p: f64) -> Result<Self> {
+        Self::draw_from(rng, 0, shape, p)
+    }
+
+    /// A part of a larger mask: its elements from number `first` on.
+    pub fn draw_from(rng: Rng, first: usize, shape: impl Into<Shape>, p: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&p) {
             return Err(Error::Argument { op: OP, expected: "a probability in 0..1", found: p.to_string() });
         }
@@ -39,7 +44,11 @@ impl Mask {
         let below = (p * 2f64.powi(32)).round() as u32;
         let mut keep = vec![0; shape.elem_count()];
         keep.par_chunks_mut(CHUNK).enumerate().for_each(|(i, keep)| {
-            let mut rng = rng.clone().at((i * CHUNK / 2) as u64);
+            let first = first + i * CHUNK;
+            let mut rng = rng.clone().at(first as u64 / 2);
+            if first % 2 == 1 {
+                rng.fill_bytes(&mut [0; 4]);
+            }
             let mut bytes = [0; 4096];
             for keep in keep.chunks_mut(bytes.len() / 4) {
                 rng.fill_bytes(&mut bytes);

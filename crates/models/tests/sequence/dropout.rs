@@ -57,6 +57,14 @@ proptest! {
         prop_assert_eq!(&short[..], &long[..short.len()]);
     }
 
+    /// A part of a mask is what the whole has there: shards of a batch drop what the batch would.
+    #[test]
+    fn a_part_of_a_mask_is_that_part_of_the_whole(first in 0usize..40_000, n in 1usize..40_000, p in 0.01f64..0.99) {
+        let part = bits(&Mask::draw_from(key("a", 5), first, n, p).unwrap());
+        let whole = bits(&Mask::draw(key("a", 5), first + n, p).unwrap());
+        prop_assert_eq!(&part[..], &whole[first..]);
+    }
+
     /// Any shape and any mask: the product, and the same for the gradient.
     #[test]
     fn masking_multiplies(steps in 1usize..5, batch in 1usize..70, features in 1usize..600, whole: bool) {

@@ -1,6 +1,7 @@
 use crate::support::*;
 use candle_core::{DType, Device, Tensor};
 use taper_models::lstm::{Dropout, LanguageModel, LstmConfig};
+use taper_models::ops::Mask;
 use taper_models::registry::Config;
 use taper_models::{Error, Mode, Model, Params, Result, Task};
 
@@ -58,6 +59,29 @@ fn masks_depend_on_seed_and_step_only() -> Result<()> {
     let first = loss(1, 1)?;
     assert!(loss(1, 2)? != first && loss(2, 1)? != first);
     assert_eq!(loss(1, 1)?, first);
+    Ok(())
+}
+
+/// The columns of a batch are dropped alike, alone and together; rows of the vocabulary and weights are dropped for all.
+#[test]
+fn columns_are_masked_by_their_place_in_the_batch() -> Result<()> {
+    let (mut model, _) = model(small())?;
+    let whole = model.draw_masks(5, 3, 7)?;
+    model.set_place(2);
+    let part = model.draw_masks(3, 3, 7)?;
+    let rows =
+        |mask: &Option<Mask>| values(&mask.as_ref().unwrap().to_tensor(DType::F64, &Device::Cpu).unwrap());
+    let pairs =
+        [(&whole.input, &part.input), (&whole.output, &part.output), (&whole.hidden[0], &part.hidden[0])];
+    for (whole, part) in pairs {
+        let (whole, part) = (rows(whole), rows(part));
+        assert_eq!(part, whole[whole.len() - part.len()..]);
+        assert_ne!(part, whole[..part.len()]);
+    }
+    assert_eq!(
+        (rows(&whole.embedding), rows(&whole.weight_hh[0])),
+        (rows(&part.embedding), rows(&part.weight_hh[0]))
+    );
     Ok(())
 }
 

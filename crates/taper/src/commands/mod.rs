@@ -6,6 +6,7 @@ mod data;
 mod optimizers;
 mod picture;
 mod plan;
+mod ranks;
 mod replay;
 mod report;
 mod reproduce;
@@ -65,6 +66,10 @@ struct Common {
 
 impl Common {
     fn level(&self) -> tracing::Level {
+        // What all processes of a run have to say, the first one says.
+        if ranks::follows() {
+            return tracing::Level::ERROR;
+        }
         let default = if self.quiet { "warn" } else { "info" };
         // The names that clap lets pass are levels.
         self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
@@ -98,6 +103,14 @@ impl Command {
             Self::Train(args) => args.profile.is_some(),
             Self::Bench(args) => args.profile.is_some(),
             _ => false,
+        }
+    }
+
+    /// The threads that it takes where the user does not say; 0 is one a core.
+    fn threads(&self) -> usize {
+        match self {
+            Self::Train(args) => args.ranks.threads(),
+            _ => 0,
         }
     }
 }
@@ -178,7 +191,7 @@ pub fn main(registries: &Registries) -> ExitCode {
     }
     // This thread is one of the pool's: a region that it opens costs no hand-over to another thread and back. Nobody else
     // may wait for the pool while this thread waits for them: with one thread there is no other worker.
-    let threads = args.common.threads.unwrap_or(0);
+    let threads = args.common.threads.unwrap_or(args.command.threads());
     if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global() {
         eprintln!("error: {threads} threads: {e}");
         return ExitCode::FAILURE;

@@ -2,7 +2,7 @@ use super::{Common, Failure, signals};
 use crate::plan::Plan;
 use std::io::Write;
 use std::path::PathBuf;
-use taper_train::run::{Options, Show};
+use taper_train::run::{self, Options, Show};
 use taper_train::{Recipe, Registries};
 
 /// Checks a recipe and prints what it comes to
@@ -27,6 +27,9 @@ pub struct Args {
     /// Trains nothing, and so estimates nothing
     #[arg(long)]
     no_probe: bool,
+    /// Says how so many processes would share each run: shards, bytes and memory of each
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: Option<u16>,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -41,10 +44,17 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         stop: signals::stop_flag(),
         ..Options::default()
     };
+    for run in recipe.runs() {
+        run::check_ranks(run, args.ranks.unwrap_or(1).into())?;
+    }
     if !args.no_probe && !common.quiet {
         eprintln!("measuring a few steps; --no-probe leaves that out");
     }
     let plan = Plan::new(&recipe, registries, &options, !args.no_probe)?;
+    let plan = match args.ranks {
+        Some(ranks) => plan.shared_by(ranks.into())?,
+        None => plan,
+    };
     match args.json {
         true => writeln!(std::io::stdout(), "{}", serde_json::json!(plan))?,
         false => write!(std::io::stdout(), "{plan}")?,

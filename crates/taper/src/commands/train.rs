@@ -1,3 +1,4 @@
+use super::ranks::Ranks;
 use super::{Common, Failure, picture, print_path, signals};
 use crate::bench;
 use crate::profile::Profile;
@@ -42,6 +43,8 @@ pub struct Args {
     /// Waits where another process is at work on a run, rather than to fail
     #[arg(long)]
     wait: bool,
+    #[command(flatten)]
+    pub(super) ranks: Ranks,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
     #[arg(long, hide = true)]
     worker: bool,
@@ -57,22 +60,32 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         false => Ok(Recipe::load(path, &args.set, registries)?),
     };
     let recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    for run in recipes.iter().flat_map(Recipe::runs) {
+        run::check_ranks(run, args.ranks.count())?;
+    }
+    let team = args.ranks.start(args.worker)?;
+    let speaks = team.world.is_first() && !common.quiet && !args.worker;
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
+        show: if speaks { Show::Auto } else { Show::Quiet },
         stop: signals::stop_flag(),
         wait: args.wait,
         fresh: args.fresh,
         allow_mixed: args.allow_mixed,
         watch: if args.worker { tell_steps() } else { Watch::default() },
+        world: team.world.clone(),
     };
     if args.worker {
         stop_with_input(options.stop.clone());
     }
-    let profile = args.profile.as_deref().map(|trace| Profile::install(Some(trace), common.level()));
+    let profile = args
+        .profile
+        .as_deref()
+        .filter(|_| team.world.is_first())
+        .map(|trace| Profile::install(Some(trace), common.level()));
     let profile = profile.transpose().map_err(|e| Failure::other(format!("error: {e}")))?;
-    if !common.quiet && !args.worker {
+    if speaks {
         recipes.iter().flat_map(Recipe::warnings).for_each(|warning| eprintln!("{warning}"));
     }
     // Who no longer reads the folders' names ends no training.
@@ -82,11 +95,14 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
             let ended = run::run(one, registries, &options).map_err(|e| match &e {
                 RunError::Busy { .. } if args.worker => Failure { message: e.to_string(), code: BUSY },
-                _ => e.into(),
+                _ => team.failure(e),
             });
             outcomes.push((label, ended?));
         }
-        report(path, &outcomes, args, common)?;
+        if !team.world.is_first() {
+            continue;
+        }
+        report(path, &outcomes, args, speaks)?;
         for (_, outcome) in &outcomes {
             printed = printed.and(print_path(&outcome.folder));
         }
@@ -152,12 +168,7 @@ fn labels(runs: &[Recipe]) -> Vec<String> {
 }
 
 /// A table and a picture of several runs; one run alone gets its picture in its own folder.
-fn report(
-    recipe: &Path,
-    outcomes: &[(String, Outcome)],
-    args: &Args,
-    common: &Common,
-) -> Result<(), Failure> {
+fn report(recipe: &Path, outcomes: &[(String, Outcome)], args: &Args, speaks: bool) -> Result<(), Failure> {
     let picture = match outcomes {
         [(_, outcome)] => outcome.folder.join("curves.svg"),
         _ => {
@@ -169,7 +180,7 @@ fn report(
         outcomes.iter().map(|(label, outcome)| (label.clone(), outcome)).collect();
     // A picture can be drawn again; the runs are done.
     let drawn = picture::curves(&runs, &picture).map_err(|e| eprintln!("warning: no picture: {e}")).is_ok();
-    if common.quiet || args.worker {
+    if !speaks {
         return Ok(());
     }
     let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();

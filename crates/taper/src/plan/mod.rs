@@ -10,10 +10,12 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use stand_in::StandIn;
 use taper_data::DataError;
-use taper_train::run::{Inspection, Options, RunError, Status, inspect};
+use taper_train::recipe::RecipeError;
+use taper_train::run::{Inspection, Options, RunError, Status, check_ranks, inspect};
 use taper_train::sweep::lint::{self, Finding};
 use taper_train::sweep::{State, Sweep};
 use taper_train::{Recipe, Registries};
+use taper_world::Tree;
 
 /// A plan: serialised it is the output of `plan --json`, shown it is the listing.
 #[derive(Debug, Serialize)]
@@ -32,6 +34,24 @@ pub struct Plan {
     pub findings: Vec<Finding>,
     /// What it will take; `None` without a probe.
     pub estimate: Option<Estimate>,
+    /// How processes would share a run of each kind, if that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Vec<Shared>>,
+}
+
+/// A run that several processes share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shared {
+    /// Processes.
+    pub ranks: usize,
+    /// Shards of a batch.
+    pub shards: usize,
+    /// Shards of one process.
+    pub shards_each: usize,
+    /// Bytes that the process which sends most sends in a step.
+    pub sent_bytes: u64,
+    /// Memory of one process in MB at the peak, where it was measured: that of a process which is alone, and the exchange.
+    pub peak_mb: Option<u64>,
 }
 
 /// A setting and where its value came from.
@@ -164,7 +184,34 @@ impl Plan {
             kinds,
             warnings,
             findings,
+            shared: None,
         })
+    }
+
+    /// The same with how so many processes would share each run, or why they cannot.
+    pub fn shared_by(mut self, ranks: usize) -> Result<Self, RecipeError> {
+        let mut shared = Vec::new();
+        for (index, kind) in self.kinds.iter().enumerate() {
+            let is_of_kind =
+                |recipe: &&Recipe| self.runs.iter().any(|run| run.kind == index && run.id == recipe.id());
+            let mut shards = 1;
+            for recipe in self.recipe.runs().iter().filter(is_of_kind) {
+                check_ranks(recipe, ranks)?;
+                shards = recipe.train.shards;
+            }
+            let (numbers, tree) = (kind.parameters as u64 * 4, Tree::full(shards));
+            let parts =
+                (0..shards).step_by(shards / ranks).map(|at| tree.spans(at..at + shards / ranks).len());
+            let parts = parts.max().unwrap_or(1) as u64;
+            // Of each part a slice to every other, of the sum the own slice to every other.
+            let sent_bytes = (parts + 1) * numbers / ranks as u64 * (ranks as u64 - 1);
+            // The parts and the sum, and a bucket of 25 MB on its way out and in.
+            let more = (((parts + 1) * numbers) >> 20) + if ranks > 1 { 50 } else { 0 };
+            let peak_mb = kind.probe.as_ref().and_then(|probe| probe.peak_mb).map(|mb| mb + more);
+            shared.push(Shared { ranks, shards, shards_each: shards / ranks, sent_bytes, peak_mb });
+        }
+        self.shared = Some(shared);
+        Ok(self)
     }
 }
 

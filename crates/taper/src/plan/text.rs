@@ -1,5 +1,5 @@
 //! The plan as a listing.
-use super::{Estimate, Group, Kind, Plan};
+use super::{Estimate, Group, Kind, Plan, Shared};
 use std::collections::HashMap;
 use std::fmt;
 use taper_train::sweep::setting_text;
@@ -17,6 +17,9 @@ impl fmt::Display for Plan {
             let runs = self.runs.iter().filter(|run| run.kind == index).count();
             writeln!(f)?;
             write_kind(f, kind, runs)?;
+            if let Some(shared) = self.shared.as_ref().and_then(|shared| shared.get(index)) {
+                write_shared(f, shared)?;
+            }
         }
         match &self.estimate {
             Some(estimate) => write_estimate(f, self, estimate),
@@ -50,6 +53,21 @@ fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Resu
         writeln!(f, "  {checkpoint} a checkpoint: {disk} a run")?;
     }
     Ok(())
+}
+
+fn write_shared(f: &mut fmt::Formatter<'_>, shared: &Shared) -> fmt::Result {
+    let Shared { ranks, shards, shards_each, sent_bytes, peak_mb } = shared;
+    write!(
+        f,
+        "  {}: {shards_each} of {} each",
+        counted(*ranks as u64, "process"),
+        counted(*shards as u64, "shard")
+    )?;
+    write!(f, ", at most {} sent a step", bytes(*sent_bytes))?;
+    match peak_mb {
+        Some(mb) => writeln!(f, ", about {mb} MB of memory each"),
+        None => writeln!(f),
+    }
 }
 
 /// So many names are listed of a group.
@@ -99,7 +117,8 @@ fn write_estimate(f: &mut fmt::Formatter<'_>, plan: &Plan, estimate: &Estimate) 
 
 /// A number of things.
 fn counted(number: u64, thing: &str) -> String {
-    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
+    let more = if thing.ends_with('s') { "es" } else { "s" };
+    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { more })
 }
 
 /// Digits in threes.

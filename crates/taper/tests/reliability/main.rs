@@ -7,6 +7,7 @@ mod identity;
 mod interrupts;
 mod kills;
 mod outputs;
+mod ranks;
 mod seal;
 mod threads;
 mod verify;

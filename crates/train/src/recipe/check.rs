@@ -461,6 +461,7 @@ impl Checks<'_> {
         self.at_least_one("train.steps", train.steps)?;
         self.at_least_one("train.eval_every", train.eval_every)?;
         self.at_least_one("train.accumulate", Some(train.accumulate))?;
+        self.shards(spec)?;
         self.positive("train.clip_norm", train.clip_norm)?;
         self.positive("train.clip_value", train.clip_value)?;
         self.positive("train.budget.seconds", train.budget.seconds)?;
@@ -495,6 +496,24 @@ impl Checks<'_> {
             return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));
         }
         Ok(())
+    }
+
+    fn shards(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let shards = spec.train.shards;
+        self.at_least_one("train.shards", Some(shards as u64))?;
+        let path = Path::parse("train.shards");
+        match &spec.data {
+            _ if shards == 1 => Ok(()),
+            None => Err(self.fail(&path, "train.shards cuts batches, and a problem has none".to_owned())),
+            Some(data) if data.batch_size < shards => {
+                let message = format!(
+                    "train.shards must be at most data.batch_size ({}), found {shards}",
+                    data.batch_size
+                );
+                Err(self.fail(&path, message))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     fn average(&self, average: &Average) -> Result<(), RecipeError> {

@@ -338,6 +338,10 @@ pub struct Train {
     pub clip_value: Option<f64>,
     /// Batches a step.
     pub accumulate: u64,
+    /// Parts that every batch is cut into, by position: each has a forward and backward pass and batch statistics of its own. As
+    /// many processes as divide it can share a run, with the same result.
+    #[serde(default = "Train::one_shard", skip_serializing_if = "Train::is_one_shard")]
+    pub shards: usize,
     /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
     pub select: Select,
     /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.
@@ -368,6 +372,17 @@ pub struct Train {
     pub bptt: Option<Bptt>,
     /// Multiplies the rate of a step by its window's length over `bptt.length`.
     pub scale_lr_by_length: bool,
+}
+
+impl Train {
+    fn one_shard() -> usize {
+        1
+    }
+
+    /// A recipe that is not cut has the text and the id that it had before there were shards.
+    fn is_one_shard(shards: &usize) -> bool {
+        *shards == 1
+    }
 }
 
 /// What chooses the best epoch.

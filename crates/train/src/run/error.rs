@@ -21,6 +21,12 @@ pub enum RunError {
     /// A tensor operation failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// Processes that share the run cannot go on together.
+    #[error(
+        "{0}; all processes of the run have ended. Its last checkpoint is whole: the same command goes on from there, with as \
+         many processes as divide `train.shards`"
+    )]
+    World(#[from] taper_world::Error),
     /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::time::Instant;
 use taper_data::Search;
 use taper_optim::ParamInfo;
+use taper_world::World;
 
 /// A run as it would start.
 #[derive(Clone, Debug)]
@@ -48,7 +49,7 @@ pub fn evaluate_start(
     search: &Search,
     more: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Instant, RunError> {
-    let mut task = task::of(recipe, registries, search, &device(recipe)?)?;
+    let mut task = task::of(recipe, registries, search, &device(recipe)?, &World::alone())?;
     let begin = Instant::now();
     task.evaluate_while(Split::Test, more)?;
     Ok(begin)
@@ -57,7 +58,7 @@ pub fn evaluate_start(
 /// Builds the model and its optimizers as a run would, with all their refusals: a pattern that matches no parameter is an
 /// error here as there.
 pub fn inspect(recipe: &Recipe, registries: &Registries, search: &Search) -> Result<Inspection, RunError> {
-    let task = task::of(recipe, registries, search, &device(recipe)?)?;
+    let task = task::of(recipe, registries, search, &device(recipe)?, &World::alone())?;
     let params = task.params().trainable();
     let optimizers = Optimizers::new(recipe, registries, params.clone())?;
     let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));

@@ -64,18 +64,48 @@ pub(crate) const COPY: &str = ".metrics.copy";
 /// The open metrics files of a run.
 pub(crate) struct Metrics {
     path: PathBuf,
-    file: BufWriter<File>,
-    copy: BufWriter<File>,
-    events: BufWriter<File>,
-    /// When a reader could last see all lines.
-    flushed: Instant,
+    /// Nothing where another process writes the lines.
+    files: Option<Files>,
     bytes: u64,
     hash: Sha256,
     /// All records so far.
     pub records: Vec<Record>,
 }
 
+struct Files {
+    file: BufWriter<File>,
+    copy: BufWriter<File>,
+    events: BufWriter<File>,
+    /// When a reader could last see all lines.
+    flushed: Instant,
+}
+
+impl Files {
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.flushed = Instant::now();
+        [&mut self.file, &mut self.copy, &mut self.events].into_iter().try_for_each(BufWriter::flush)
+    }
+}
+
+/// The records that the text of `metrics.jsonl` holds.
+fn parse(path: &Path, text: &str) -> Result<Vec<Record>, RunError> {
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| RunError::Damaged {
+            path: path.to_path_buf(),
+            message: format!("line {}: {e}: remove the run's folder to start again", i + 1),
+        })
+    };
+    text.lines().enumerate().map(parse).collect()
+}
+
 impl Metrics {
+    /// The same without files: another process writes them. `text` is what they hold already.
+    pub fn in_memory(folder: &Path, text: &str) -> Result<Self, RunError> {
+        let path = folder.join("metrics.jsonl");
+        let records = parse(&path, text)?;
+        Ok(Self { path, files: None, bytes: text.len() as u64, hash: Sha256::new_with_prefix(text), records })
+    }
+
     /// Opens the files and cuts `metrics.jsonl` to the `bytes` that a checkpoint vouches for; the TensorBoard file is
     /// a function of it and written anew.
     pub fn open(folder: &Path, bytes: u64) -> Result<Self, RunError> {
@@ -96,13 +126,7 @@ impl Metrics {
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(RunError::io(&path))?;
         file.seek(SeekFrom::End(0)).map_err(RunError::io(&path))?;
-        let parse = |(i, line): (usize, &str)| {
-            serde_json::from_str(line).map_err(|e| RunError::Damaged {
-                path: path.clone(),
-                message: format!("line {}: {e}: remove the run's folder to start again", i + 1),
-            })
-        };
-        let records: Vec<Record> = text.lines().enumerate().map(parse).collect::<Result<_, _>>()?;
+        let records = parse(&path, &text)?;
 
         let copy_path = folder.join(COPY);
         let mut copy = BufWriter::new(open(&copy_path)?);
@@ -120,8 +144,8 @@ impl Metrics {
             events.flush()
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
-        let (hash, file, flushed) = (Sha256::new_with_prefix(&text), BufWriter::new(file), Instant::now());
-        Ok(Self { path, file, copy, events, flushed, bytes, hash, records })
+        let files = Files { file: BufWriter::new(file), copy, events, flushed: Instant::now() };
+        Ok(Self { path, files: Some(files), bytes, hash: Sha256::new_with_prefix(&text), records })
     }
 
     /// Appends a line.
@@ -131,19 +155,23 @@ impl Metrics {
             message: format!("a record cannot be written: {e}"),
         })?;
         line.push(b'\n');
-        kill_after("metrics-half-line", || {
-            drop(self.file.write_all(&line[..line.len() / 2]).and_then(|()| self.file.flush()))
-        });
-        self.file.write_all(&line).map_err(RunError::io(&self.path))?;
-        kill_after("metrics-line", || drop(self.file.flush()));
-        self.copy.write_all(&line).map_err(RunError::io(&self.path))?;
-        self.events.write_all(&tensorboard::event(&record)).map_err(RunError::io(&self.path))?;
+        if let Some(files) = &mut self.files {
+            let io = |e| RunError::io(&self.path)(e);
+            let file = &mut files.file;
+            kill_after("metrics-half-line", || {
+                drop(file.write_all(&line[..line.len() / 2]).and_then(|()| file.flush()))
+            });
+            file.write_all(&line).map_err(io)?;
+            kill_after("metrics-line", || drop(file.flush()));
+            files.copy.write_all(&line).map_err(io)?;
+            files.events.write_all(&tensorboard::event(&record)).map_err(io)?;
+            if files.flushed.elapsed() > LATEST {
+                files.flush().map_err(io)?;
+            }
+        }
         self.bytes += line.len() as u64;
         self.hash.update(&line);
         self.records.push(record);
-        if self.flushed.elapsed() > LATEST {
-            self.flush()?;
-        }
         Ok(())
     }
 
@@ -159,16 +187,11 @@ impl Metrics {
         self.last(split, metric).map(|(value, _)| shown(value)).unwrap_or_default()
     }
 
-    fn flush(&mut self) -> Result<(), RunError> {
-        self.flushed = Instant::now();
-        let files = [&mut self.file, &mut self.copy, &mut self.events];
-        files.into_iter().try_for_each(BufWriter::flush).map_err(RunError::io(&self.path))
-    }
-
     /// Makes all lines durable: before a checkpoint vouches for them.
     pub fn sync(&mut self) -> Result<(), RunError> {
-        self.flush()?;
-        let files = [&self.file, &self.copy, &self.events];
+        let Some(files) = &mut self.files else { return Ok(()) };
+        files.flush().map_err(RunError::io(&self.path))?;
+        let files = [&files.file, &files.copy, &files.events];
         files.into_iter().try_for_each(|file| file.get_ref().sync_all()).map_err(RunError::io(&self.path))
     }
 

@@ -31,6 +31,8 @@ mod open;
 mod optimizers;
 mod problem;
 mod progress;
+mod ranks;
+mod shards;
 mod summary;
 mod task;
 pub(crate) mod tensorboard;
@@ -43,6 +45,7 @@ pub use inspect::{Inspection, Part, inspect};
 pub use manifest::set_revision;
 pub use metrics::{Record, Split};
 pub use progress::Show;
+pub use ranks::check_ranks;
 pub use summary::{Best, Status, Summary};
 pub use watch::{Tick, Watch};
 
@@ -72,6 +75,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use taper_data::{Provenance, Search};
 use taper_models::op_span;
 use taper_optim::{Deferred, Evaluated, StepContext, global_norm_on_device};
+use taper_world::World;
 use task::{Gradient, Task};
 use timing::Timing;
 use tracing::{debug, info, warn};
@@ -96,6 +100,8 @@ pub struct Options {
     pub allow_mixed: bool,
     /// Who is told of every step.
     pub watch: Watch,
+    /// The processes that share the run.
+    pub world: World,
 }
 
 impl Default for Options {
@@ -109,6 +115,7 @@ impl Default for Options {
             fresh: false,
             allow_mixed: false,
             watch: Watch::default(),
+            world: World::alone(),
         }
     }
 }
@@ -135,7 +142,20 @@ pub fn run(recipe: &Recipe, registries: &Registries, options: &Options) -> Resul
         let message = format!("the recipe has a sweep of {n} runs: train each of `Recipe::runs`");
         return Err(recipe.error_at("sweep", message).into());
     }
-    run_until(recipe, registries, options, u64::MAX)
+    check_ranks(recipe, options.world.size())?;
+    let result = run_until(recipe, registries, options, u64::MAX);
+    if let Err(e) = &result {
+        ranks::part(&options.world, e);
+    }
+    result
+}
+
+/// What a run's folder is found to hold.
+enum Claim {
+    /// A run that came to its end before.
+    Finished(Box<Outcome>),
+    /// One to be trained; locked, if the folder was there.
+    Open(Option<Lock>),
 }
 
 /// [`run`], interrupted once `until` steps are taken.
@@ -146,19 +166,36 @@ pub(crate) fn run_until(
     until: u64,
 ) -> Result<Outcome, RunError> {
     let folder = options.runs.join(recipe.directory());
-    if options.fresh {
-        set_aside(recipe, &folder, options, "is kept as")?;
-    } else if let Some(outcome) = finished(recipe, registries, options, &folder)? {
-        return Ok(outcome);
+    let claim = match options.world.is_first() {
+        true => claim(recipe, registries, options, &folder)?,
+        false => Claim::Open(None),
+    };
+    match ranks::claimed(&options.world, &folder, claim)? {
+        Claim::Finished(outcome) => answer(recipe, *outcome),
+        Claim::Open(lock) => Run::open(recipe, registries, options, folder, lock, until)?.train(),
     }
-    let lock = Lock::early(&folder, options)?;
+}
+
+/// Looks at a run's folder, and takes it if there is something to do.
+fn claim(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    folder: &Path,
+) -> Result<Claim, RunError> {
+    if options.fresh {
+        set_aside(recipe, folder, options, "is kept as")?;
+    } else if let Some(outcome) = finished(recipe, registries, options, folder)? {
+        return Ok(Claim::Finished(Box::new(outcome)));
+    }
+    let lock = Lock::early(folder, options)?;
     // While this one waited, another process may have finished it.
     if lock.is_some()
-        && let Some((outcome, _)) = folder::finished(&folder, recipe)?
+        && let Some((outcome, _)) = folder::finished(folder, recipe)?
     {
-        return answer(recipe, outcome);
+        return Ok(Claim::Finished(Box::new(outcome)));
     }
-    Run::open(recipe, registries, options, folder, lock, until)?.train()
+    Ok(Claim::Open(lock))
 }
 
 /// Puts the folder of an earlier run out of the way, if there is one.
@@ -195,7 +232,7 @@ fn finished(
             warn!("{}: a checkpoint from before its end is damaged, its result is not: {e}", recipe.name);
         }
     }
-    answer(recipe, outcome).map(Some)
+    Ok(Some(outcome))
 }
 
 /// What a run that came to its end before is worth now.
@@ -214,8 +251,8 @@ struct Run<'a> {
     recipe: &'a Recipe,
     options: &'a Options,
     folder: PathBuf,
-    /// Released when the run ends.
-    _lock: Lock,
+    /// Released when the run ends; the first process has it.
+    _lock: Option<Lock>,
     /// The step after which it is interrupted.
     until: u64,
     task: Box<dyn Task>,
@@ -239,6 +276,8 @@ struct Run<'a> {
     metric: &'static str,
     progress: Progress,
     timing: Timing,
+    /// Whether the user asked for an interruption.
+    asked: bool,
     epochs: u64,
     steps: u64,
 }
@@ -266,13 +305,14 @@ impl Run<'_> {
         };
         self.timing.finish(self.state.epoch + 1, self.state.step)?;
         self.metrics.sync()?;
-        let summary = self.seal(status, failure.as_ref())?;
+        let world = &self.options.world;
+        let summary = ranks::told(world, || self.seal(status, failure.as_ref()))?;
         if let Some(failure) = failure
             && self.recipe.train.on_divergence == OnDivergence::Stop
         {
             return Err(failure);
         }
-        if status == Status::Interrupted && self.is_asked_to_stop() {
+        if status == Status::Interrupted && self.asked {
             return Err(RunError::Interrupted { step: self.state.step });
         }
         let (data, seconds) = (self.task.provenance().clone(), timing::total(&self.folder));
@@ -314,7 +354,7 @@ impl Run<'_> {
 
     /// Between two steps: a checkpoint if one is due, or if the run is to stop here, which is returned.
     fn pause(&mut self, due: bool) -> Result<bool, RunError> {
-        let stop = self.must_stop();
+        let stop = self.must_stop()?;
         if stop || due {
             self.checkpoint()?;
         }
@@ -341,14 +381,16 @@ impl Run<'_> {
         train.steps.is_some() && is_due(train.eval_every, step) && step < self.steps
     }
 
-    /// Whether the user or the time asks for an interruption.
-    fn must_stop(&self) -> bool {
-        let late = self.recipe.train.budget.seconds.is_some_and(|limit| self.timing.seconds() > limit);
-        late || self.is_asked_to_stop()
-    }
-
-    fn is_asked_to_stop(&self) -> bool {
-        self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until
+    /// Whether the user, of any process, or the time, of the first, asks for an interruption: all processes hear the same.
+    fn must_stop(&mut self) -> Result<bool, RunError> {
+        const ASKED: u8 = 1;
+        const LATE: u8 = 2;
+        let asked = self.options.stop.load(Ordering::Relaxed) || self.state.step >= self.until;
+        let limit = self.recipe.train.budget.seconds.filter(|_| self.options.world.is_first());
+        let late = limit.is_some_and(|limit| self.timing.seconds() > limit);
+        let said = self.options.world.or((ASKED * u8::from(asked)) | (LATE * u8::from(late)))?;
+        self.asked = said & ASKED != 0;
+        Ok(said != 0)
     }
 
     /// Takes note of what was measured on the way to the next step: at once if it is known.
@@ -503,11 +545,16 @@ impl Run<'_> {
         self.settle()?;
         let _span = op_span!("checkpoint", "forward", 0);
         let weights = tensors_of(&*self.task);
-        let carry = self.task.carry().into_iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
+        let carry = self.task.carry()?.into_iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
         let carry = carry.collect::<Result<BTreeMap<String, Tensor>, RunError>>()?;
         let bytes = |tensors: &BTreeMap<String, Tensor>| {
             safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap)
         };
+        let evaluation = self.with_evaluation_weights(|task| Ok(bytes(&tensors_of(task))?))?;
+        // All that takes all processes is done.
+        if !self.options.world.is_first() {
+            return Ok(());
+        }
         let mut files = self.optimizers.save()?;
         files.insert("model.safetensors".into(), bytes(&weights)?);
         if !carry.is_empty() {
@@ -516,7 +563,7 @@ impl Run<'_> {
         if let Some(average) = self.average.tensors() {
             files.insert("average.safetensors".into(), bytes(&average)?);
         }
-        if let Some(evaluation) = self.with_evaluation_weights(|task| Ok(bytes(&tensors_of(task))?))? {
+        if let Some(evaluation) = evaluation {
             files.insert(EVALUATION_WEIGHTS.into(), evaluation);
         }
         self.metrics.sync()?;

@@ -4,13 +4,16 @@ use super::checkpoint::Sums;
 use super::feed::Feed;
 use super::figure::{Figure, read_all};
 use super::metrics::{Split, Values};
+use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Task};
 use super::weights::Buffers;
 use crate::Registries;
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::iter::Peekable;
+use std::ops::Range;
 use std::sync::Arc;
 use taper_data::{
     Data, DataError, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
@@ -19,6 +22,7 @@ use taper_data::{
 use taper_models::init::is_buffer;
 use taper_models::op_span;
 use taper_models::{Loss, Mode, Model, Params, Task as Shape, ops};
+use taper_world::World;
 use tracing::debug;
 
 /// A model, its data and where in it the training is.
@@ -34,13 +38,20 @@ pub(crate) struct Network {
     batches: Peekable<Batches>,
     /// The batches of the step under way, where it is to have a second gradient.
     kept: Option<Vec<Kept>>,
+    shards: Shards,
+    numbers: Numbers,
+    /// What each shard carries; nothing where batches stay whole, and the model itself has it.
+    carries: Vec<Carry>,
 }
+
+/// What a model carries from one batch to the next, by name.
+type Carry = Vec<(String, Tensor)>;
 
 /// A batch with all that its gradient is a function of, beside the weights.
 struct Kept {
     batch: Batch,
     draw: u64,
-    carry: Vec<(String, Tensor)>,
+    carries: Vec<Carry>,
 }
 
 enum Source {
@@ -60,6 +71,24 @@ struct Batch {
     samples: u64,
     /// The factor of this batch's learning rate.
     rate_scale: f64,
+}
+
+impl Batch {
+    /// The samples at some places along an axis.
+    fn part(&self, axis: usize, place: &Range<usize>) -> Result<Self, RunError> {
+        let cut = |t: &Tensor| t.narrow(axis, place.start, place.len())?.contiguous();
+        let mixed = match &self.mixed {
+            Some((partners, part)) => Some((cut(partners)?, *part)),
+            None => None,
+        };
+        Ok(Self {
+            input: cut(&self.input)?,
+            target: cut(&self.target)?,
+            mixed,
+            samples: self.samples / self.input.dim(axis)?.max(1) as u64 * place.len() as u64,
+            rate_scale: self.rate_scale,
+        })
+    }
 }
 
 /// The data set that a section names.
@@ -84,6 +113,7 @@ impl Network {
         registries: &Registries,
         search: &Search,
         device: &Device,
+        world: &World,
     ) -> Result<Self, RunError> {
         let loaded = load(section, registries, search)?;
         let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
@@ -101,7 +131,22 @@ impl Network {
         };
         let (device, seed) = (device.clone(), recipe.seed);
         let batches = (Box::new(std::iter::empty()) as Batches).peekable();
-        Ok(Self { params, model, provenance, device, seed, source, feed, batches, kept: None })
+        let (shards, numbers) = (Shards::new(recipe.train.shards, world), Numbers::new(&params));
+        let (kept, carries) = (None, vec![Carry::new(); shards.count()]);
+        Ok(Self {
+            params,
+            model,
+            provenance,
+            device,
+            seed,
+            source,
+            feed,
+            batches,
+            kept,
+            shards,
+            numbers,
+            carries,
+        })
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.
@@ -149,7 +194,11 @@ impl Network {
     /// The loss and gradient of a training batch; everything random comes from `draw`.
     fn gradient(&mut self, batch: &Batch, draw: u64) -> Result<Gradient, RunError> {
         let _span = op_span!("graph", "forward", 0);
-        let loss = self.loss(batch, Mode::Train { seed: self.seed, step: draw })?;
+        let mode = Mode::Train { seed: self.seed, step: draw };
+        if !self.shards.is_one() {
+            return self.sharded_gradient(batch, mode);
+        }
+        let loss = self.loss(batch, mode)?;
         Ok(Gradient {
             total: Figure::of(&loss.total)?,
             raw: Figure::of(&loss.nll)?,
@@ -162,6 +211,65 @@ impl Network {
         })
     }
 
+    /// The same, shard by shard.
+    fn sharded_gradient(&mut self, batch: &Batch, mode: Mode) -> Result<Gradient, RunError> {
+        let sum = self.over_shards(batch, self.numbers.len(), |network, part, weight| {
+            let loss = network.loss(part, mode)?;
+            let correct = network.correct(&loss, part)?.read()?;
+            let [total, raw] = [Figure::of(&loss.total)?.read()?, Figure::of(&loss.nll)?.read()?];
+            let grads = taper_models::backward(&loss.total)?;
+            network.numbers.contribution(&grads, [total * weight, raw * weight, correct], weight)
+        })?;
+        let [total, raw, correct] = sum.figures.map(Figure::Known);
+        Ok(Gradient {
+            grads: self.numbers.take(&sum)?,
+            total,
+            raw,
+            correct,
+            samples: batch.samples,
+            rate_scale: batch.rate_scale,
+            last: self.batches.peek().is_none(),
+            batches: 1,
+        })
+    }
+
+    /// Adds up what `work` has to say of the shards of a batch, each alone with what it carries, its place and the running
+    /// statistics that the batch found.
+    fn over_shards(
+        &mut self,
+        batch: &Batch,
+        length: usize,
+        mut work: impl FnMut(&mut Self, &Batch, f64) -> Result<Contribution, RunError>,
+    ) -> Result<Contribution, RunError> {
+        let axis = if self.is_classification() { 0 } else { 1 };
+        let (found, shards) = (self.numbers.statistics().copy()?, self.shards.clone());
+        let sum = shards.sum(batch.input.dim(axis)?, length, |shard, place, weight| {
+            self.numbers.statistics().set(&found)?;
+            self.model.set_carry(&self.carries[shard])?;
+            self.model.set_place(place.start);
+            let contribution = work(self, &batch.part(axis, &place)?, weight)?;
+            self.carries[shard] = self.model.carry();
+            Ok(contribution)
+        });
+        self.model.set_place(0);
+        sum
+    }
+
+    /// What is carried, by shard.
+    fn carried(&self) -> Vec<Carry> {
+        if self.shards.is_one() { vec![self.model.carry()] } else { self.carries.clone() }
+    }
+
+    /// Sets what [`Network::carried`] returned; an empty list forgets it.
+    fn set_carried(&mut self, mut carries: Vec<Carry>) -> Result<(), RunError> {
+        carries.resize(self.shards.count(), Carry::new());
+        if self.shards.is_one() {
+            return Ok(self.model.set_carry(&carries[0])?);
+        }
+        self.carries = carries;
+        Ok(self.model.set_carry(&[])?)
+    }
+
     /// How many answers were right, for classes.
     fn correct(&self, loss: &Loss, batch: &Batch) -> Result<Figure, RunError> {
         match (&loss.logits, self.is_classification()) {
@@ -172,10 +280,10 @@ impl Network {
 
     /// Works with nothing carried, and leaves what is carried as it was.
     fn afresh<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, RunError>) -> Result<T, RunError> {
-        let carry = self.model.carry();
-        self.model.set_carry(&[])?;
+        let carries = self.carried();
+        self.set_carried(Vec::new())?;
         let result = work(self);
-        self.model.set_carry(&carry)?;
+        self.set_carried(carries)?;
         result
     }
 
@@ -220,7 +328,7 @@ impl Task for Network {
 
     fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError> {
         if batch == 0 {
-            self.model.set_carry(&[])?;
+            self.set_carried(Vec::new())?;
         }
         self.batches = self.epoch(epoch, batch).peekable();
         Ok(())
@@ -230,10 +338,10 @@ impl Task for Network {
         let waiting = op_span!("input", "forward", 0);
         let Some(batch) = self.batches.next().transpose()? else { return Ok(None) };
         drop(waiting);
-        let carry = if self.kept.is_some() { self.model.carry() } else { Vec::new() };
+        let carries = if self.kept.is_some() { self.carried() } else { Vec::new() };
         let gradient = self.gradient(&batch, draw)?;
         if let Some(kept) = &mut self.kept {
-            kept.push(Kept { batch, draw, carry });
+            kept.push(Kept { batch, draw, carries });
         }
         Ok(Some(gradient))
     }
@@ -246,13 +354,13 @@ impl Task for Network {
         let kept = self.kept.take().unwrap_or_default();
         let batch = usize::try_from(number).ok().and_then(|number| kept.get(number));
         let gradient = match batch {
-            Some(Kept { batch, draw, carry }) => {
-                let carried = self.model.carry();
-                self.model.set_carry(carry)?;
+            Some(Kept { batch, draw, carries }) => {
+                let carried = self.carried();
+                self.set_carried(carries.clone())?;
                 let statistics = Buffers::of(&self.params)?;
                 let gradient = self.gradient(batch, *draw);
                 statistics.restore()?;
-                self.model.set_carry(&carried)?;
+                self.set_carried(carried)?;
                 gradient
             }
             None => Err(candle_core::Error::msg(format!("batch {number} of the step was not kept")).into()),
@@ -272,9 +380,13 @@ impl Task for Network {
         more: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Values, RunError> {
         let device = self.device.clone();
+        let world = self.shards.world().clone();
+        // Batches of images know nothing of each other; windows of text go on from the ones before, and every process reads them.
+        let shared = self.is_classification() && !world.is_alone();
         let batches: Batches = match (&self.source, split) {
             (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
-                self.image_batches(set, 0, 0)
+                let own = world.share(set.batches());
+                Box::new(self.image_batches(set, 0, own.start).take(own.len()))
             }
             (Source::Text { val, test, lengths, .. }, _) => {
                 let stream = if split == Split::Val { val.clone() } else { test.clone() };
@@ -293,10 +405,12 @@ impl Task for Network {
                     break;
                 }
             }
+            let measured = read_all(&figures)?;
+            let measured = measured.chunks_exact(2).zip(samples).map(|(of, samples)| (of[0], of[1], samples));
+            let measured: Vec<Measured> =
+                if shared { gathered(&world, measured)? } else { measured.collect() };
             let mut sums = Sums::default();
-            for (of_batch, samples) in read_all(&figures)?.chunks_exact(2).zip(samples) {
-                sums.add(of_batch[0], of_batch[1], samples);
-            }
+            measured.into_iter().for_each(|(loss, correct, samples)| sums.add(loss, correct, samples));
             Ok(network.values(&sums))
         })
     }
@@ -309,19 +423,72 @@ impl Task for Network {
         let seed = self.seed;
         self.afresh(|network| {
             for (number, batch) in network.epoch(epoch, 0).take(batches).enumerate() {
-                network.model.logits(&batch?.input, Mode::Statistics { seed, step: number as u64 })?;
+                let (batch, mode) = (batch?, Mode::Statistics { seed, step: number as u64 });
+                if network.shards.is_one() {
+                    network.model.logits(&batch.input, mode)?;
+                    continue;
+                }
+                let length = network.numbers.statistics().len();
+                let sum = network.over_shards(&batch, length, |network, part, weight| {
+                    network.model.logits(&part.input, mode)?;
+                    network.numbers.statistics().contribution([0.0; 3], weight)
+                })?;
+                network.numbers.statistics().take(&sum.numbers, &sum.common)?;
             }
             Ok(())
         })
     }
 
-    fn carry(&self) -> Vec<(String, Tensor)> {
-        self.model.carry()
+    fn carry(&self) -> Result<Carry, RunError> {
+        if self.shards.is_one() {
+            return Ok(self.model.carry());
+        }
+        let mut own = BTreeMap::new();
+        for shard in self.shards.own() {
+            let named =
+                self.carries[shard].iter().map(|(name, t)| Ok((of_shard(shard, name), t.contiguous()?)));
+            own.extend(named.collect::<candle_core::Result<Vec<_>>>()?);
+        }
+        let own = safetensors::serialize(&own, None).map_err(candle_core::Error::wrap)?;
+        let mut all = Carry::new();
+        for of_rank in self.shards.world().gather(&own)? {
+            all.extend(candle_core::safetensors::load_buffer(&of_rank, &Device::Cpu)?);
+        }
+        Ok(all)
     }
 
     fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<(), RunError> {
-        Ok(self.model.set_carry(carry)?)
+        if self.shards.is_one() {
+            return Ok(self.model.set_carry(carry)?);
+        }
+        let of = |shard: usize| {
+            let own = carry.iter().filter_map(|(name, t)| {
+                Some((name.strip_prefix(&of_shard(shard, ""))?.to_owned(), t.clone()))
+            });
+            own.collect()
+        };
+        self.set_carried((0..self.shards.count()).map(of).collect())
     }
+}
+
+/// The name of what a shard carries in a file.
+fn of_shard(shard: usize, name: &str) -> String {
+    format!("shard.{shard}.{name}")
+}
+
+/// The mean loss of a batch, its right answers and its samples.
+type Measured = (f64, f64, u64);
+
+/// What all processes measured, in the order of batches, of which each has a block.
+fn gathered(world: &World, own: impl Iterator<Item = Measured>) -> Result<Vec<Measured>, RunError> {
+    let words = own.flat_map(|(loss, correct, samples)| {
+        [loss.to_le_bytes(), correct.to_le_bytes(), samples.to_le_bytes()].concat()
+    });
+    let all = world.gather(&words.collect::<Vec<u8>>())?.concat();
+    let word = |bytes: &[u8]| <[u8; 8]>::try_from(bytes).unwrap_or_default();
+    let number = |bytes: &[u8]| f64::from_le_bytes(word(bytes));
+    let measured = |of: &[u8]| (number(&of[..8]), number(&of[8..16]), u64::from_le_bytes(word(&of[16..])));
+    Ok(all.chunks_exact(24).map(measured).collect())
 }
 
 fn shape(loaded: &Loaded) -> Shape {

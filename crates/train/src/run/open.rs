@@ -1,17 +1,17 @@
 //! Opening a run: everything is built and checked, and the last checkpoint read, before the first step.
 use super::average::Averaging;
-use super::checkpoint::{self, State};
+use super::checkpoint::{self, Loaded, State};
 use super::figure::Pending;
 use super::inputs::Inputs;
 use super::lock::Lock;
 use super::manifest::{Manifest, Stretch};
 use super::metrics::{Metrics, Split};
 use super::optimizers::Optimizers;
-use super::progress::Progress;
+use super::progress::{Progress, Show};
 use super::task::{self, Task};
 use super::timing::Timing;
 use super::weights::Weights;
-use super::{CARRY, Options, Run, RunError, extend, folder, manifest};
+use super::{CARRY, Options, Run, RunError, extend, folder, manifest, ranks};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
@@ -31,7 +31,7 @@ impl<'a> Run<'a> {
         until: u64,
     ) -> Result<Self, RunError> {
         let device = device(recipe)?;
-        let mut task = task::of(recipe, registries, &options.search, &device)?;
+        let mut task = task::of(recipe, registries, &options.search, &device, &options.world)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
         let weights =
@@ -58,23 +58,18 @@ impl<'a> Run<'a> {
             }
         }
 
-        fs::create_dir_all(&folder).map_err(RunError::io(&folder))?;
-        let lock = lock.map_or_else(|| Lock::acquire(&folder, options), Ok)?;
-        taper_files::remove_strays(&folder)?;
-        // A manifest that cannot be read has no say: a new one is written, which says what is not known.
-        let mut before = folder::manifest(&folder).ok();
-        same_inputs(&folder, before.as_ref(), &inputs)?;
-        folder::write_recipe(recipe, registries, &folder)?;
-        checkpoint::recover(&folder)?;
-        let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
         let now = Stretch::now(0, &device)?;
-        if let Some(shorter) =
-            extend::extend(&folder, recipe, registries, options, &inputs, &now, ends_epoch)?
-        {
-            before = Some(shorter);
-        }
+        ranks::agree(&options.world, recipe, &inputs, &now)?;
+        let Begun { lock, before, loaded } = match options.world.is_first() {
+            true => {
+                let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));
+                begin(recipe, registries, options, &folder, lock, (&inputs, &now), ends_epoch)?
+            }
+            false => Begun::default(),
+        };
+        let start = ranks::start(&options.world, &folder, loaded)?;
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
-        if let Some(loaded) = checkpoint::newest(&folder, recipe)? {
+        if let Some(loaded) = start.loaded {
             task.params().set(&tensors(&loaded.files, "model.safetensors")?.into_iter().collect())?;
             let carried: Vec<(String, Tensor)> = tensors(&loaded.files, CARRY)?.into_iter().collect();
             task.set_carry(&carried)?;
@@ -93,9 +88,14 @@ impl<'a> Run<'a> {
         stretches.push(Stretch { from: state.step, ..now });
         let extends = before.and_then(|before| before.extends).filter(|_| state.step > 0);
         let mut manifest = Manifest::new(recipe, &*task, &inputs, extends, stretches, &device)?;
-        manifest.write(&folder)?;
+        let metrics = match options.world.is_first() {
+            true => {
+                manifest.write(&folder)?;
+                Metrics::open(&folder, state.metrics_bytes)?
+            }
+            false => Metrics::in_memory(&folder, &start.metrics)?,
+        };
         debug!("{}: kernels for {}, {} threads", recipe.name, manifest.kernels, manifest.threads);
-        let metrics = Metrics::open(&folder, state.metrics_bytes)?;
 
         let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
         // What only the data's length shows: the recipe alone has told the rest.
@@ -103,8 +103,9 @@ impl<'a> Run<'a> {
         let late = recipe.warnings_for(epochs, steps).into_iter().map(|warning| warning.to_string());
         late.filter(|warning| !told.contains(warning))
             .for_each(|warning| warn!("{}: {}", recipe.name, warning.trim_start_matches("warning: ")));
-        let progress = Progress::new(&recipe.name, steps, state.step, options.show);
-        let timing = Timing::new(&folder, state.step);
+        let show = if options.world.is_first() { options.show } else { Show::Quiet };
+        let progress = Progress::new(&recipe.name, steps, state.step, show);
+        let timing = Timing::new(options.world.is_first().then_some(&*folder), state.step);
         Ok(Self {
             recipe,
             options,
@@ -125,10 +126,44 @@ impl<'a> Run<'a> {
             metric,
             progress,
             timing,
+            asked: false,
             epochs,
             steps,
         })
     }
+}
+
+/// What the first process of a run has from its folder.
+#[derive(Default)]
+struct Begun {
+    lock: Option<Lock>,
+    /// What the run, or a shorter one that it goes on from, ran with before.
+    before: Option<Manifest>,
+    /// The checkpoint it goes on from.
+    loaded: Option<Loaded>,
+}
+
+/// Takes a run's folder, for a run with these inputs and this arithmetic.
+fn begin(
+    recipe: &Recipe,
+    registries: &Registries,
+    options: &Options,
+    folder: &Path,
+    lock: Option<Lock>,
+    (inputs, now): (&Inputs, &Stretch),
+    ends_epoch: impl Fn(u64) -> bool,
+) -> Result<Begun, RunError> {
+    fs::create_dir_all(folder).map_err(RunError::io(folder))?;
+    let lock = lock.map_or_else(|| Lock::acquire(folder, options), Ok)?;
+    taper_files::remove_strays(folder)?;
+    // A manifest that cannot be read has no say: a new one is written, which says what is not known.
+    let before = folder::manifest(folder).ok();
+    same_inputs(folder, before.as_ref(), inputs)?;
+    folder::write_recipe(recipe, registries, folder)?;
+    checkpoint::recover(folder)?;
+    let shorter = extend::extend(folder, recipe, registries, options, inputs, now, ends_epoch)?;
+    let loaded = checkpoint::newest(folder, recipe)?;
+    Ok(Begun { lock: Some(lock), before: shorter.or(before), loaded })
 }
 
 /// Refuses to go on with a run on other inputs than it began with.

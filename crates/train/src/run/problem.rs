@@ -106,8 +106,8 @@ impl Task for Minimisation {
         Ok(())
     }
 
-    fn carry(&self) -> Vec<(String, Tensor)> {
-        Vec::new()
+    fn carry(&self) -> Result<Vec<(String, Tensor)>, RunError> {
+        Ok(Vec::new())
     }
 
     fn set_carry(&mut self, _: &[(String, Tensor)]) -> Result<(), RunError> {

@@ -15,6 +15,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor};
 use taper_data::{Provenance, Search};
 use taper_models::Params;
+use taper_world::World;
 
 /// The gradient of one batch, and what came to light on the way to it.
 pub(crate) struct Gradient {
@@ -71,7 +72,7 @@ pub(crate) trait Task {
     /// trained on.
     fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError>;
     /// What is carried from one batch to the next, by name.
-    fn carry(&self) -> Vec<(String, Tensor)>;
+    fn carry(&self) -> Result<Vec<(String, Tensor)>, RunError>;
     /// Sets what [`Task::carry`] returned.
     fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<(), RunError>;
 }
@@ -82,10 +83,12 @@ pub(crate) fn of(
     registries: &Registries,
     search: &Search,
     device: &Device,
+    world: &World,
 ) -> Result<Box<dyn Task>, RunError> {
     Ok(match recipe.task() {
         recipe::Task::Network { data, model } => Box::new(
-            Network::new(recipe, data, model, registries, search, device).map_err(|e| locate(recipe, e))?,
+            Network::new(recipe, data, model, registries, search, device, world)
+                .map_err(|e| locate(recipe, e))?,
         ),
         recipe::Task::Problem(problem) => Box::new(Minimisation::new(recipe, problem, registries)?),
     })

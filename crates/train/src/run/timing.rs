@@ -8,7 +8,8 @@ use std::time::Instant;
 
 /// The clock of one session of a run.
 pub(crate) struct Timing {
-    path: PathBuf,
+    /// Nothing where another process writes the times down.
+    path: Option<PathBuf>,
     started: Instant,
     /// Where the last line was written: when, and after which step.
     since: (Instant, u64),
@@ -16,9 +17,9 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Starts now, before the step after `step`.
-    pub fn new(folder: &Path, step: u64) -> Self {
+    pub fn new(folder: Option<&Path>, step: u64) -> Self {
         let now = Instant::now();
-        Self { path: folder.join("timing.jsonl"), started: now, since: (now, step) }
+        Self { path: folder.map(|folder| folder.join("timing.jsonl")), started: now, since: (now, step) }
     }
 
     /// Seconds of this session.
@@ -30,6 +31,7 @@ impl Timing {
     pub fn line(&mut self, epoch: u64, step: u64) -> Result<(), RunError> {
         let (seconds, steps) = (self.since.0.elapsed().as_secs_f64(), step - self.since.1);
         self.since = (Instant::now(), step);
+        let Some(path) = &self.path else { return Ok(()) };
         let line = json!({
             "epoch": epoch,
             "step": step,
@@ -39,9 +41,8 @@ impl Timing {
             "peak_mb": peak_megabytes(),
         });
         let mut options = fs::OpenOptions::new();
-        let mut file =
-            options.append(true).create(true).open(&self.path).map_err(RunError::io(&self.path))?;
-        writeln!(file, "{line}").map_err(RunError::io(&self.path))
+        let mut file = options.append(true).create(true).open(path).map_err(RunError::io(path))?;
+        writeln!(file, "{line}").map_err(RunError::io(path))
     }
 
     /// The last line of a session, unless an epoch has just ended.

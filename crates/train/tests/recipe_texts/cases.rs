@@ -62,6 +62,8 @@ const CASES: &[Case<'_>] = &[
     ("weights that are a text", BASE, "train: {epochs: 1, init_from: tests/recipe_texts/words.txt}", &[]),
     ("weights that are a device", BASE, "train: {epochs: 1, init_from: /dev/zero}", &[]),
     ("weights of another network", BASE, "train: {epochs: 1, init_from: tests/recipe_texts/other.safetensors}", &[]),
+    ("more shards than a batch has samples", BASE, "train: {epochs: 1, shards: 33}", &[]),
+    ("shards of a problem", PROBLEM, "train: {steps: 2, shards: 2}", &[]),
     ("rates by length without lengths", BASE, "train: {epochs: 1, scale_lr_by_length: true}", &[]),
     // Data.
     ("an unknown data set", BASE, "data: {name: mnits}", &[]),

@@ -1,0 +1,180 @@
+//! Processes that share a run: on one machine the command is the first of them and starts the others; MPI's launchers start all.
+use super::Failure;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use taper_train::run::RunError;
+use taper_world::World;
+#[cfg(unix)]
+use taper_world::{Error, sockets};
+
+/// How the others know which they are, and where they meet.
+const RANK: &str = "TAPER_RANK";
+const MEET: &str = "TAPER_MEET";
+/// The process that started them.
+const FIRST: &str = "TAPER_FIRST";
+
+/// All have so long to start at least: on a busy machine that takes longer than an answer.
+const START: Duration = Duration::from_secs(60);
+
+/// How many processes share a run, and for how long one may be silent.
+#[derive(clap::Args)]
+pub struct Ranks {
+    /// Processes that share each run, with the same result; their number must divide train.shards
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: u16,
+    /// How long the others wait for one of them before all end
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    rank_limit: u64,
+}
+
+impl Ranks {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.ranks.into()
+    }
+
+    /// The threads of each, where the user does not say: an equal part of the cores. `0` is one a core.
+    pub fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let here = number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]).unwrap_or(1).max(self.count());
+        if here == 1 { 0 } else { (cores / here).max(1) }
+    }
+
+    /// Starts the others, or meets those that started this one. A worker of a sweep is nobody's but the sweep's.
+    pub fn start(&self, worker: bool) -> Result<Team, Failure> {
+        let launched = if worker || rank().is_some() { 1 } else { launched().unwrap_or(1) };
+        if launched > 1 && self.ranks > 1 {
+            return Err(Failure::usage(
+                "error: --ranks starts processes of its own: leave it out under mpirun or srun",
+            ));
+        }
+        if launched > 1 {
+            return by_mpi(Duration::from_secs(self.rank_limit));
+        }
+        if self.ranks == 1 {
+            return Ok(Team { world: World::alone(), others: Vec::new() });
+        }
+        self.meet().map_err(|message| Failure::other(format!("error: {message}")))
+    }
+
+    #[cfg(unix)]
+    fn meet(&self) -> Result<Team, String> {
+        use std::os::unix::process::CommandExt;
+        let limit = Duration::from_secs(self.rank_limit);
+        if let (Some(rank), Some(folder)) = (rank(), std::env::var_os(MEET)) {
+            // Whoever outlives the first process has another parent than it was told.
+            let first = number(&[FIRST]);
+            let mut alive =
+                || match first.is_none_or(|first| std::os::unix::process::parent_id() as usize == first) {
+                    true => Ok(()),
+                    false => Err(Error::new(0, "ended before all had started")),
+                };
+            let world = sockets::meet(folder.as_ref(), rank, self.count(), (limit, START), &mut alive);
+            return Ok(Team { world: world.map_err(|e| e.to_string())?, others: Vec::new() });
+        }
+        let folder = taper_files::scratch().map_err(|e| e.to_string())?;
+        let program = std::env::current_exe().map_err(|e| format!("this program cannot be found: {e}"))?;
+        let mut team = Team { world: World::alone(), others: Vec::new() };
+        for rank in 1..self.count() {
+            let mut other = Command::new(&program);
+            other
+                .args(std::env::args_os().skip(1))
+                .env(RANK, rank.to_string())
+                .env(MEET, folder.path())
+                .env(FIRST, std::process::id().to_string());
+            // What the terminal says to the first it decides for all.
+            other.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+            let other = other.spawn().map_err(|e| format!("rank {rank} cannot be started: {e}"))?;
+            team.others.push(other);
+        }
+        let others = &mut team.others;
+        let mut alive = || {
+            for (other, rank) in others.iter_mut().zip(1..) {
+                if let Ok(Some(status)) = other.try_wait() {
+                    return Err(Error::new(rank, format!("ended before all had started: {status}")));
+                }
+            }
+            Ok(())
+        };
+        let world = sockets::meet(folder.path(), 0, self.count(), (limit, START), &mut alive);
+        team.world = world.map_err(|e| e.to_string())?;
+        Ok(team)
+    }
+
+    #[cfg(not(unix))]
+    fn meet(&self) -> Result<Team, String> {
+        Err("--ranks starts processes that talk over Unix sockets, which this system does not have".into())
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn by_mpi(limit: Duration) -> Result<Team, Failure> {
+    let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
+    Ok(Team { world, others: Vec::new() })
+}
+
+/// Each process would take itself for the only one.
+#[cfg(not(feature = "mpi"))]
+fn by_mpi(_: Duration) -> Result<Team, Failure> {
+    Err(Failure::usage(
+        "error: an MPI launcher started this, and taper was built without MPI: build it with `TAPER_FEATURES=mpi cargo xtask \
+         train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one machine",
+    ))
+}
+
+/// How many processes an MPI launcher started, if one did.
+fn launched() -> Option<usize> {
+    let pmix = std::env::var_os("PMIX_RANK").and_then(|_| number(&["SLURM_NTASKS"]));
+    number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).or(pmix)
+}
+
+/// Whether another process of the same run says what there is to say.
+pub fn follows() -> bool {
+    let by_mpi = || {
+        launched().is_some_and(|n| n > 1).then(|| number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]))
+    };
+    rank().or_else(|| by_mpi().flatten()).is_some_and(|rank| rank > 0)
+}
+
+/// The first of some variables that holds a number.
+fn number(variables: &[&str]) -> Option<usize> {
+    variables.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+/// The number of a process that another one started to share its run.
+fn rank() -> Option<usize> {
+    number(&[RANK])
+}
+
+/// The processes that share a run, with those that this one started.
+pub struct Team {
+    pub world: World,
+    others: Vec<Child>,
+}
+
+impl Team {
+    /// What this process has to say of an error: what all of them know is said once.
+    pub fn failure(&self, error: RunError) -> Failure {
+        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0);
+        let speaks = self.world.is_first() || self.world.rank() == 1 && first_is_gone;
+        let failure = Failure::from(error);
+        if speaks { failure } else { Failure { message: String::new(), ..failure } }
+    }
+}
+
+impl Drop for Team {
+    /// Ends with the others: they have heard that the run is over, or hear it now.
+    fn drop(&mut self) {
+        const MORE: Duration = Duration::from_secs(5);
+        self.world = World::alone();
+        let deadline = Instant::now() + MORE;
+        for other in &mut self.others {
+            while matches!(other.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // One that has ended cannot be killed, and that is all right.
+            let _ = other.kill();
+            let _ = other.wait();
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! A run in shards has the same bytes whoever computes them: one process or several.
+//!
+//! The processes are threads here, each with a world of its own; crates/taper/tests/reliability/ranks.rs has real ones.
+#![cfg(unix)]
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use taper_data::{DataError, DataRegistry, Dataset, Description, Loaded, Search};
+use taper_optim::rule::{Config, Invalid, ranges};
+use taper_optim::{Info, Second, TensorRule, TensorStep};
+use taper_train::run::{self, Options, Outcome, RunError, Show, Watch};
+use taper_train::{Recipe, Registries};
+use taper_world::{World, sockets};
+
+/// Empty shards at the end of every epoch (33 + 33 + 6 samples), a validation set, a plateau, statistics of the optimizer.
+const MLP: &str = "
+data: {name: synthetic-images, train: 96, test: 20, classes: 4, batch_size: 33, eval_batch_size: 7, val: 0.25}
+model: {name: mlp, hidden: [4]}
+optimizer: {name: decgd, lr: 0.01}
+schedule: {kind: plateau, factor: 0.5, patience: 0}
+train: {epochs: 3, shards: 12, log_every: 1, select: val, probe: true}
+";
+
+/// Batch statistics, random crops, mixed pairs, an average of the weights, two batches a step, two optimizers.
+const RESNET: &str = "
+data:
+  name: synthetic-images
+  train: 52
+  test: 16
+  classes: 4
+  batch_size: 13
+  eval_batch_size: 5
+  augment: {crop_pad: 4, flip: true, mixup: 0.2}
+model: {name: resnet, num_blocks: [1], widths: [8]}
+optimizer: {name: adam, lr: 0.01, groups: [{match: '*.bias', name: sgdm, lr: 0.01}]}
+train: {epochs: 2, shards: 12, log_every: 1, select: test, accumulate: 2, average: {kind: ema, decay: 0.5}}
+";
+
+/// A state carried from window to window, windows of drawn lengths, every dropout, clipping.
+const LSTM: &str = "
+data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, test: 100, batch_size: 14, eval_batch_size: 2}
+model: {name: lstm, layers: 2, emb: 12, hidden: 16}
+optimizer: {name: decgd, lr: 0.05}
+train:
+  epochs: 2
+  shards: 12
+  log_every: 1
+  select: val
+  clip_norm: 0.25
+  bptt: {length: 20, half: 0.05, std: 3, min: 5}
+  scale_lr_by_length: true
+  checkpoint: {every_epochs: null, every_steps: 3, keep: 9}
+";
+
+/// Sums over all parameters of an optimizer.
+const ADAGD: &str = "
+data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 24}
+model: {name: mlp, hidden: [5]}
+optimizer: {name: sgd, lr: 0.05, groups: [{match: '*.weight', name: adagd}]}
+train: {epochs: 3, shards: 12, log_every: 1}
+";
+
+/// Statistics that are gathered anew for averaged weights, and an early stop.
+const SWA: &str = "
+data: {name: synthetic-images, train: 40, test: 16, classes: 4, batch_size: 13, val: 0.25}
+model: {name: resnet, num_blocks: [1], widths: [8]}
+optimizer: {name: sgdm, lr: 0.1}
+train: {epochs: 6, shards: 12, select: val, early_stop: {patience: 2}, average: {kind: swa, start: 1}}
+";
+
+/// A second gradient a step.
+const SAM: &str = "
+data: {name: synthetic-images, train: 40, test: 16, classes: 4, batch_size: 13}
+model: {name: resnet, num_blocks: [1], widths: [8]}
+optimizer: {name: looking, lr: 0.05}
+train: {epochs: 2, shards: 12, log_every: 1}
+";
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Rate {
+    lr: f64,
+}
+
+impl Config for Rate {
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+    fn check(&self) -> Result<(), Invalid> {
+        ranges::lr(self.lr)
+    }
+}
+
+/// Descends by the gradient a step uphill.
+#[derive(Debug)]
+struct Looking;
+
+static LOOKING: Info = Info { name: "looking", about: "of the tests", paper: "", year: 2024, formula: "" };
+
+impl TensorRule for Looking {
+    type Config = Rate;
+    const SECOND: Option<Second<Rate>> =
+        Some(|step| step.params.iter().map(|p| Ok((&p.x + (&p.g * 0.1)?)?)).collect());
+    fn names() -> Vec<(&'static Info, Rate)> {
+        vec![(&LOOKING, Rate { lr: 0.1 })]
+    }
+    fn info(_: &Rate) -> &'static Info {
+        &LOOKING
+    }
+    fn buffers(_: &Rate) -> &'static [&'static str] {
+        &[]
+    }
+    fn step(step: &mut TensorStep<Rate>) -> taper_optim::Result<()> {
+        for p in &mut step.params {
+            p.set((&p.x - (&p.g * p.lr)?)?);
+        }
+        Ok(())
+    }
+}
+
+fn registries() -> Registries {
+    let mut registries = Registries::default();
+    registries.optimizers.register_tensor::<Looking>().unwrap();
+    registries
+}
+
+fn parse(text: &str, set: &[&str]) -> Recipe {
+    let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+    Recipe::parse("net.yaml", text, &set, &registries()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn options(runs: &Path, world: World) -> Options {
+    Options { runs: runs.into(), show: Show::Quiet, world, ..Default::default() }
+}
+
+/// What each of so many ranks comes to.
+fn ranks(
+    size: usize,
+    work: impl Fn(World) -> Result<Outcome, RunError> + Sync,
+) -> Vec<Result<Outcome, RunError>> {
+    let worlds = sockets::within(size, Duration::from_secs(60)).unwrap();
+    thread::scope(|scope| {
+        let spawn = |world| {
+            // candle walks its graph by recursion.
+            thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, || work(world)).unwrap()
+        };
+        let ranks: Vec<_> = worlds.into_iter().map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Trains a recipe by so many ranks; the files of the run that are promised to be the same.
+fn train(recipe: &Recipe, runs: &Path, size: usize) -> BTreeMap<String, Vec<u8>> {
+    let outcomes = ranks(size, |world| run::run(recipe, &registries(), &options(runs, world)));
+    let outcomes: Vec<Outcome> = outcomes.into_iter().map(|outcome| outcome.unwrap()).collect();
+    assert!(outcomes.iter().all(|outcome| outcome.summary == outcomes[0].summary));
+    let mut files = BTreeMap::new();
+    collect(&outcomes[0].folder, &outcomes[0].folder, &mut files);
+    assert!(files.keys().any(|name| name.ends_with("model.safetensors")), "{:?}", files.keys());
+    files
+}
+
+fn collect(root: &Path, folder: &Path, files: &mut BTreeMap<String, Vec<u8>>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            collect(root, &path, files);
+        } else if !["manifest.json", "timing.jsonl", ".lock"].contains(&name.as_str()) {
+            files.insert(name, std::fs::read(path).unwrap());
+        }
+    }
+}
+
+#[track_caller]
+fn assert_equal(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
+    let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(found), names(expected), "{what}");
+    for (name, bytes) in expected {
+        assert!(&found[name] == bytes, "{name} differs: {what}");
+    }
+}
+
+/// The run by 1 process and by each of `sizes` is the same.
+fn same_for(text: &str, sizes: &[usize]) {
+    let (folder, recipe) = (tempfile::tempdir().unwrap(), parse(text, &[]));
+    let alone = train(&recipe, &folder.path().join("1"), 1);
+    for size in sizes {
+        let files = train(&recipe, &folder.path().join(size.to_string()), *size);
+        assert_equal(&files, &alone, &format!("{size} ranks"));
+    }
+}
+
+#[test]
+fn an_mlp_is_the_same_for_any_number_of_ranks() {
+    same_for(MLP, &[2, 3, 4, 6, 12]);
+}
+
+#[test]
+fn a_resnet_is_the_same_for_any_number_of_ranks() {
+    same_for(RESNET, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn an_lstm_is_the_same_for_any_number_of_ranks() {
+    same_for(LSTM, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn an_optimizer_that_sums_over_all_parameters_is_the_same_for_any_number_of_ranks() {
+    same_for(ADAGD, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn statistics_of_an_average_and_early_stops_are_the_same_for_any_number_of_ranks() {
+    same_for(SWA, &[3]);
+}
+
+#[test]
+fn second_gradients_are_the_same_for_any_number_of_ranks() {
+    same_for(SAM, &[4]);
+}
+
+/// Without batch statistics a sharded step is the whole one, up to the order of additions; with one shard it is that one.
+#[test]
+fn shards_change_nothing_but_the_order_of_additions() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = |shards: &str| {
+        let recipe = parse(MLP, &[shards, "train.probe=false"]);
+        let world = World::alone();
+        run::run(&recipe, &Registries::default(), &options(folder.path(), world)).unwrap().records
+    };
+    let (whole, cut) = (lines("train.shards=1"), lines("train.shards=12"));
+    assert_eq!(whole.len(), cut.len());
+    for (whole, cut) in whole.iter().zip(&cut) {
+        for (name, value) in &whole.values {
+            // Nine steps of a small net in f32: some thousand roundings of 6e-8 each, most of which cancel.
+            let bound = 1e-4 * (1.0 + value.abs());
+            assert!(
+                (cut.values[name] - value).abs() < bound,
+                "step {}: {name} {value} {}",
+                whole.step,
+                cut.values[name]
+            );
+        }
+    }
+}
+
+#[test]
+fn numbers_of_ranks_that_do_not_divide_the_shards_are_refused_with_those_that_do() {
+    let recipe = parse(MLP, &[]);
+    let error = run::check_ranks(&recipe, 5).unwrap_err().to_string();
+    for part in ["12 shards", "net.yaml:6:28", "by 5 processes", "1, 2, 3, 4, 6, 12"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = run::check_ranks(&parse(MLP, &["train.shards=1"]), 2).unwrap_err().to_string();
+    assert!(error.contains("it takes 1; a larger `train.shards`"), "{error}");
+}
+
+#[test]
+fn a_problem_has_no_shards() {
+    let text = "problem: {name: powell}\noptimizer: {name: adam}\ntrain: {steps: 3, shards: 2}";
+    let error = Recipe::parse("net.yaml", text, &[], &Registries::default()).unwrap_err().to_string();
+    assert!(error.contains("net.yaml:3") && error.contains("a problem has none"), "{error}");
+}
+
+/// Stopped by one rank, gone on with by others, the run has the bytes of one that was left alone.
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    for text in [RESNET, LSTM] {
+        let (folder, recipe) = (tempfile::tempdir().unwrap(), parse(text, &["train.epochs=3"]));
+        let alone = train(&recipe, &folder.path().join("alone"), 1);
+        let runs = folder.path().join("pieces");
+        let mut at = 0;
+        for (size, by) in [(4, 2), (1, 0), (3, 0), (6, 5)] {
+            at += 1;
+            let ended = ranks(size, |world| {
+                let stop = Arc::new(AtomicBool::new(false));
+                let (told, rank) = (stop.clone(), world.rank());
+                // One of them is asked to stop after a step; all do.
+                let watch =
+                    Watch::new(move |tick| told.store(rank == by && tick.step >= at, Ordering::Relaxed));
+                run::run(&recipe, &Registries::default(), &Options { stop, watch, ..options(&runs, world) })
+            });
+            for end in ended {
+                assert!(matches!(end, Err(RunError::Interrupted { step }) if step == at), "{end:?}");
+            }
+        }
+        let mut files = train(&recipe, &runs, 2);
+        // Interruptions leave checkpoints of their own.
+        files.retain(|name, _| alone.contains_key(name));
+        assert_equal(&files, &alone, "five sessions");
+    }
+}
+
+/// What is at fault is known to all, and the first says it.
+#[test]
+fn a_rank_with_another_recipe_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, other) = (parse(MLP, &[]), parse(MLP, &["optimizer.lr=0.02"]));
+    let ended = ranks(3, |world| {
+        let recipe = if world.rank() == 2 { &other } else { &recipe };
+        run::run(recipe, &Registries::default(), &options(folder.path(), world))
+    });
+    for end in ended {
+        let error = end.unwrap_err().to_string();
+        assert!(error.starts_with("rank 2: has another recipe: "), "{error}");
+        assert!(error.contains(recipe.id()) && error.contains(other.id()), "{error}");
+    }
+    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing was written");
+}
+
+/// Other pictures under the name of the ones that are generated.
+struct Other(Arc<dyn Dataset>);
+
+impl Dataset for Other {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn describe(&self) -> Description {
+        self.0.describe()
+    }
+    fn load(&self, options: &Value, search: &Search) -> Result<Loaded, DataError> {
+        let mut options = options.clone();
+        options["seed"] = 77.into();
+        self.0.load(&options, search)
+    }
+}
+
+#[test]
+fn a_rank_with_other_data_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = parse(MLP, &[]);
+    let ended = ranks(2, |world| {
+        let mut registries = Registries::default();
+        if world.rank() == 1 {
+            let other = Other(registries.data.get("synthetic-images").unwrap().clone());
+            registries.data = DataRegistry::default();
+            registries.data.register(Arc::new(other)).unwrap();
+        }
+        run::run(&recipe, &registries, &options(folder.path(), world))
+    });
+    for end in ended {
+        let error = end.unwrap_err().to_string();
+        assert!(error.starts_with("rank 1: has another data or first weights: "), "{error}");
+    }
+}
+
+/// A rank that fails alone tells the others why.
+#[test]
+fn the_first_rank_that_cannot_write_ends_all_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = folder.path().join("file");
+    std::fs::write(&runs, "no folder").unwrap();
+    let recipe = parse(MLP, &[]);
+    let ended = ranks(3, |world| run::run(&recipe, &Registries::default(), &options(&runs, world)));
+    for (rank, end) in ended.into_iter().enumerate() {
+        let error = end.unwrap_err();
+        assert_eq!(matches!(error, RunError::World(_)), rank > 0, "{error}");
+        assert!(error.to_string().contains(runs.to_str().unwrap()), "{error}");
+        assert!(rank == 0 || error.to_string().starts_with("rank 0: "), "{error}");
+    }
+}
+
+#[test]
+fn a_finished_run_is_known_to_all() {
+    let (folder, recipe) = (tempfile::tempdir().unwrap(), parse(ADAGD, &[]));
+    let before = train(&recipe, folder.path(), 2);
+    assert_equal(&train(&recipe, folder.path(), 3), &before, "trained before");
+}

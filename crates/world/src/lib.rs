@@ -1,0 +1,182 @@
+//! Processes that compute one result together, to the bit the same for any number of them.
+//!
+//! A [`World`] is the processes, called ranks, that take part, seen by one of them. What they exchange they exchange all
+//! together and in one order: [`World::gather`], [`World::broadcast`], [`World::sum`]. A sum is taken over the leaves of a
+//! [`Tree`], pairwise and in an order that the number of leaves fixes; the ranks only share out who computes which of its parts.
+//!
+//! How bytes move is a [`Wire`]: sockets between processes of one machine ([`sockets`]), MPI (feature `mpi`), or nothing
+//! at all.
+//!
+//! ```
+//! use taper_world::{Tree, World};
+//! let (world, tree) = (World::alone(), Tree::full(4));
+//! // One process owns the whole tree: its one part is the sum already.
+//! assert_eq!(tree.spans(0..4), [0..4]);
+//! assert_eq!(world.sum(&tree, vec![vec![1.0, 2.0]], 2)?, [1.0, 2.0]);
+//! # Ok::<(), taper_world::Error>(())
+//! ```
+#[cfg(feature = "mpi")]
+pub mod mpi;
+pub mod sockets;
+mod sum;
+mod tree;
+
+pub use sum::add;
+pub use tree::Tree;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Why ranks cannot go on together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank}: {what}")]
+pub struct Error {
+    /// The rank at fault.
+    pub rank: usize,
+    /// What is the matter with it.
+    pub what: String,
+}
+
+impl Error {
+    /// A rank with something the matter.
+    pub fn new(rank: usize, what: impl Into<String>) -> Self {
+        Self { rank, what: what.into() }
+    }
+}
+
+/// How bytes move between ranks. All ranks make the same calls in the same order.
+pub trait Wire: Send {
+    /// The number of this process, from 0.
+    fn rank(&self) -> usize;
+    /// The number of processes.
+    fn size(&self) -> usize;
+    /// `out[r]` goes to rank `r`, and what rank `r` sent here comes into `into[r]`, whose length it has. The own part is moved
+    /// like the others.
+    fn all_to_all(&mut self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), Error>;
+    /// `mine` goes to all ranks, and that of rank `r` comes into `into[r]`, whose length it has.
+    fn all_gather(&mut self, mine: &[u8], into: &mut [&mut [u8]]) -> Result<(), Error>;
+    /// Tells the others, as far as they listen, why this rank ends. No call follows.
+    fn abort(&mut self, why: &Error);
+}
+
+/// The processes that take part in a run, seen by one of them. Cheap to clone.
+#[derive(Clone)]
+pub struct World {
+    rank: usize,
+    size: usize,
+    wire: Option<Arc<Mutex<Box<dyn Wire>>>>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::alone()
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World(rank {} of {})", self.rank, self.size)
+    }
+}
+
+impl World {
+    /// One process that does everything, at no cost.
+    pub fn alone() -> Self {
+        Self { rank: 0, size: 1, wire: None }
+    }
+
+    /// The processes at the ends of a wire.
+    pub fn new(wire: impl Wire + 'static) -> Self {
+        let (rank, size) = (wire.rank(), wire.size());
+        Self { rank, size, wire: Some(Arc::new(Mutex::new(Box::new(wire)))) }
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of processes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether this is the process that writes and decides.
+    pub fn is_first(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// Whether there is nobody else.
+    pub fn is_alone(&self) -> bool {
+        self.size == 1
+    }
+
+    /// The block of `n` things that a rank owns: contiguous, in the order of ranks, as equal as can be.
+    pub fn share_of(&self, rank: usize, n: usize) -> Range<usize> {
+        let start = |rank: usize| n / self.size * rank + (n % self.size).min(rank);
+        start(rank)..start(rank + 1)
+    }
+
+    /// The block of `n` things that this rank owns.
+    pub fn share(&self, n: usize) -> Range<usize> {
+        self.share_of(self.rank, n)
+    }
+
+    /// What every rank says, of any length, in the order of ranks.
+    pub fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let Some(mut wire) = self.wire() else { return Ok(vec![mine.to_vec()]) };
+        let mut lengths = vec![[0; 8]; self.size];
+        let mut places: Vec<&mut [u8]> = lengths.iter_mut().map(|place| &mut place[..]).collect();
+        wire.all_gather(&(mine.len() as u64).to_le_bytes(), &mut places)?;
+        let mut all = Vec::with_capacity(self.size);
+        for (rank, length) in lengths.into_iter().enumerate() {
+            let length = u64::from_le_bytes(length);
+            // What no memory holds is no message: the rank is out of step.
+            let mut room = Vec::new();
+            usize::try_from(length)
+                .ok()
+                .filter(|length| room.try_reserve_exact(*length).is_ok())
+                .map(|length| room.resize(length, 0))
+                .ok_or_else(|| Error::new(rank, format!("sends {length} bytes, more than memory holds")))?;
+            all.push(room);
+        }
+        if all.iter().any(|room| !room.is_empty()) {
+            let mut places: Vec<&mut [u8]> = all.iter_mut().map(|place| &mut place[..]).collect();
+            wire.all_gather(mine, &mut places)?;
+        }
+        Ok(all)
+    }
+
+    /// What the first rank says; the others' `bytes` are not looked at.
+    pub fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut all = self.gather(if self.is_first() { bytes } else { &[] })?;
+        Ok(all.swap_remove(0))
+    }
+
+    /// The bits that any rank has set.
+    pub fn or(&self, mine: u8) -> Result<u8, Error> {
+        let Some(mut wire) = self.wire() else { return Ok(mine) };
+        let mut said = vec![[0]; self.size];
+        let mut places: Vec<&mut [u8]> = said.iter_mut().map(|place| &mut place[..]).collect();
+        wire.all_gather(&[mine], &mut places)?;
+        Ok(said.iter().fold(0, |all, said| all | said[0]))
+    }
+
+    /// Tells the others why this rank ends.
+    pub fn abort(&self, what: impl Into<String>) {
+        self.pass_on(&Error::new(self.rank, what));
+    }
+
+    /// Tells the others that a rank, maybe not this one, is the reason why this one ends.
+    pub fn pass_on(&self, why: &Error) {
+        if let Some(mut wire) = self.wire() {
+            wire.abort(why);
+        }
+    }
+
+    fn wire(&self) -> Option<MutexGuard<'_, Box<dyn Wire>>> {
+        // A wire that panicked half way through a message fails at the next: its peers are out of step.
+        Some(self.wire.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -25,7 +25,8 @@ fn main() -> ExitCode {
 }
 
 /// All tests, with nextest where it is installed: the workspace, the examples in the documentation, the downloads, whose
-/// crate does without candle, and MPI where it is installed. With arguments, the workspace's tests that match them.
+/// crate does without candle, sweeps on a real Slurm and processes under MPI, which say what is missing where there is none. With
+/// arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
@@ -41,6 +42,8 @@ fn test(args: &[String]) -> bool {
                 .args(["test", "--release", "--workspace", "--doc"])
                 .args(manifest()))
                 && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"]))
+                // Its output is shown: it says why it was skipped.
+                && run(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"]))
                 && mpi::stage())
 }
 

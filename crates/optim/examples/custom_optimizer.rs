@@ -8,7 +8,8 @@ use serde_json::json;
 use taper_optim::rule::{Config, Input, Invalid, Real, Refusal, Rule, ranges};
 use taper_optim::{Group, Info, Registry, StepContext, scalars};
 
-/// Lion (Chen et al., 2023): steps of one size, in the direction of the sign of the momentum.
+/// Lion (Chen et al., 2023): steps of one size, in the direction of the sign of the momentum. The crate has it as `lion`: this is
+/// how it would be written elsewhere.
 #[derive(Debug)]
 struct Lion;
 
@@ -49,7 +50,7 @@ scalars! {
 }
 
 const LION: Info = Info {
-    name: "lion",
+    name: "my_lion",
     about: "steps of one size along the sign of the momentum",
     paper: "Chen et al., Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675",
     year: 2023,
@@ -105,7 +106,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let params = vec![("fc.weight".to_owned(), weight.clone()), ("fc.bias".to_owned(), bias.clone())];
     let config = json!({"lr": 0.02}).as_object().cloned().unwrap_or_default();
     let groups = [Group::new("*.bias").set("lr", 0.01)];
-    let mut optimizer = registry.get("lion")?.build(params, &config, &groups)?;
+    let mut optimizer = registry.get("my_lion")?.build(params, &config, &groups)?;
 
     let distance = |x: &Tensor| -> candle_core::Result<Tensor> { (x - 1.0)?.sqr()?.sum_all() };
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! DecGD and the optimizers it is compared to, fused, by name, for candle.
+//! DecGD, the optimizers its paper compares it to and those of today, fused, by name, for candle.
 //!
 //! # Drop-in
 //! Change one line of an existing candle loop; no trait need be imported:
@@ -200,6 +200,8 @@ pub mod coming_from;
 pub mod device;
 mod driver;
 mod error;
+mod inner;
+mod matrix;
 mod optimizer;
 mod power;
 mod precision;
@@ -211,6 +213,7 @@ pub mod rules;
 mod scaler;
 mod schedule;
 mod state;
+mod sums;
 mod tensor;
 
 pub use accumulate::Accumulator;
@@ -220,20 +223,38 @@ pub use error::{Error, Result};
 pub use optimizer::{Deferred, Evaluated, Optimizer, ParamInfo, StepContext};
 pub use precision::{Precision, Rounding};
 pub use probe::{Distribution, ParamProbe, Probe};
-pub use registry::{Entry, Factory, Named, Registry, Setup};
+pub use registry::{Entry, Factory, Family, Named, Registry, Setup};
 pub use rule::Info;
 pub use rules::adabelief::AdaBeliefConfig;
 pub use rules::adabound::AdaBoundConfig;
 pub use rules::adadelta::AdaDeltaConfig;
+pub use rules::adafactor::AdafactorConfig;
 pub use rules::adagd::AdaGdConfig;
 pub use rules::adagrad::AdaGradConfig;
 pub use rules::adam::AdamConfig;
+pub use rules::adamax::AdamaxConfig;
+pub use rules::adan::AdanConfig;
+pub use rules::ademamix::AdEmaMixConfig;
+pub use rules::adopt::AdoptConfig;
 pub use rules::aegd::AegdConfig;
 pub use rules::decgd::{AmsInit, DecGdConfig, Decay, X0};
+pub use rules::lamb::LambConfig;
+pub use rules::lars::LarsConfig;
+pub use rules::lbfgs::LbfgsConfig;
+pub use rules::lion::LionConfig;
+pub use rules::lookahead::{LookaheadConfig, Pullback};
+pub use rules::muon::{AdjustLr, MuonConfig};
+pub use rules::nadam::NAdamConfig;
+pub use rules::nadamw::NAdamWConfig;
 pub use rules::padam::PAdamConfig;
+pub use rules::prodigy::ProdigyConfig;
 pub use rules::radam::{RAdamConfig, RAdamVariant};
 pub use rules::rmsprop::RmsPropConfig;
+pub use rules::sam::SamConfig;
+pub use rules::sf_adamw::SfAdamWConfig;
+pub use rules::sf_sgd::SfSgdConfig;
 pub use rules::sgd::SgdConfig;
+pub use rules::soap::SoapConfig;
 pub use rules::yogi::YogiConfig;
 pub use scaler::LossScaler;
 pub use schedule::{Part, Per, PlateauState, Schedule, Scheduler};
@@ -266,3 +287,33 @@ pub type RmsProp = Optim<rules::rmsprop::RmsPropRule>;
 pub type Sgd = Optim<rules::sgd::SgdRule>;
 /// Yogi; see [`rules::yogi`].
 pub type Yogi = Optim<rules::yogi::YogiRule>;
+/// Adafactor; see [`rules::adafactor`].
+pub type Adafactor = TensorOptim<rules::adafactor::AdafactorRule>;
+/// Adamax; see [`rules::adamax`].
+pub type Adamax = Optim<rules::adamax::AdamaxRule>;
+/// Adan; see [`rules::adan`].
+pub type Adan = Optim<rules::adan::AdanRule>;
+/// AdEMAMix; see [`rules::ademamix`].
+pub type AdEmaMix = Optim<rules::ademamix::AdEmaMixRule>;
+/// ADOPT; see [`rules::adopt`].
+pub type Adopt = Optim<rules::adopt::AdoptRule>;
+/// LAMB; see [`rules::lamb`].
+pub type Lamb = TensorOptim<rules::lamb::LambRule>;
+/// LARS; see [`rules::lars`].
+pub type Lars = Optim<rules::lars::LarsRule>;
+/// L-BFGS; see [`rules::lbfgs`].
+pub type Lbfgs = TensorOptim<rules::lbfgs::LbfgsRule>;
+/// Lion; see [`rules::lion`].
+pub type Lion = Optim<rules::lion::LionRule>;
+/// NAdam; see [`rules::nadam`].
+pub type NAdam = Optim<rules::nadam::NAdamRule>;
+/// NAdamW; see [`rules::nadamw`].
+pub type NAdamW = Optim<rules::nadamw::NAdamWRule>;
+/// Prodigy; see [`rules::prodigy`].
+pub type Prodigy = TensorOptim<rules::prodigy::ProdigyRule>;
+/// Schedule-Free AdamW; see [`rules::sf_adamw`].
+pub type SfAdamW = Optim<rules::sf_adamw::SfAdamWRule>;
+/// Schedule-Free SGD; see [`rules::sf_sgd`].
+pub type SfSgd = Optim<rules::sf_sgd::SfSgdRule>;
+/// SOAP; see [`rules::soap`].
+pub type Soap = TensorOptim<rules::soap::SoapRule>;

@@ -3,6 +3,7 @@ use crate::driver::{Group, compile, configure, fields};
 use crate::rule::{Config, Info, Rule};
 use crate::{Error, Optim, Optimizer, Result, TensorOptim, TensorRule};
 use candle_core::Var;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -32,9 +33,18 @@ pub trait Factory: Send + Sync + 'static {
     fn check(&self, _registry: &Registry, _config: &Self::Config) -> Result<()> {
         Ok(())
     }
+    /// The hyperparameters as they are shown and kept: those of an inner optimizer completed, for example.
+    fn resolve(&self, registry: &Registry, config: Self::Config) -> Result<Self::Config> {
+        self.check(registry, &config)?;
+        Ok(config)
+    }
     /// Whether a step needs the loss of the batch.
     fn needs_loss(&self, _registry: &Registry, _config: &Self::Config) -> Result<bool> {
         Ok(false)
+    }
+    /// How many gradients a step takes.
+    fn gradients(&self, _registry: &Registry, _config: &Self::Config) -> Result<usize> {
+        Ok(1)
     }
     /// What is kept for every parameter between steps: names of buffers of its size.
     fn buffers(&self, _registry: &Registry, _config: &Self::Config) -> Result<Vec<&'static str>> {
@@ -49,6 +59,7 @@ trait AnyFactory: Send + Sync {
     fn defaults(&self) -> Map<String, Value>;
     fn check(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Map<String, Value>>;
     fn needs_loss(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<bool>;
+    fn gradients(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<usize>;
     fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>>;
     fn build(
         &self,
@@ -60,9 +71,7 @@ trait AnyFactory: Send + Sync {
 }
 
 fn checked<F: Factory>(factory: &F, of: &Named<'_>, config: &Map<String, Value>) -> Result<F::Config> {
-    let config = configure(of.info.name, &factory.defaults(), config)?;
-    factory.check(of.registry, &config)?;
-    Ok(config)
+    factory.resolve(of.registry, configure(of.info.name, &factory.defaults(), config)?)
 }
 
 impl<F: Factory> AnyFactory for F {
@@ -74,6 +83,9 @@ impl<F: Factory> AnyFactory for F {
     }
     fn needs_loss(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<bool> {
         Factory::needs_loss(self, of.registry, &checked(self, of, config)?)
+    }
+    fn gradients(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<usize> {
+        Factory::gradients(self, of.registry, &checked(self, of, config)?)
     }
     fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>> {
         Factory::buffers(self, of.registry, &checked(self, of, config)?)
@@ -121,7 +133,10 @@ impl<R: TensorRule> Factory for OfTensorRule<R> {
         Ok(R::NEEDS_LOSS)
     }
     fn buffers(&self, _: &Registry, config: &R::Config) -> Result<Vec<&'static str>> {
-        Ok(R::buffers(config).to_vec())
+        Ok(R::sized(config).to_vec())
+    }
+    fn gradients(&self, _: &Registry, _: &R::Config) -> Result<usize> {
+        Ok(if R::SECOND.is_some() { 2 } else { 1 })
     }
     fn build(&self, setup: Setup<'_, R::Config>) -> Result<Box<dyn Optimizer>> {
         Ok(Box::new(TensorOptim::<R>::with_groups(setup.params, setup.config, setup.groups)?))
@@ -142,10 +157,34 @@ where
     }
 }
 
+/// What optimizers of this crate are listed under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Family {
+    /// DecGD and what its paper compares it to.
+    Paper,
+    /// Rates from second moments of gradients.
+    SecondMoments,
+    /// The sign of a momentum.
+    Sign,
+    /// Matrices and curvature.
+    Matrix,
+    /// A rate for each layer.
+    LayerWise,
+    /// No schedule, or no rate, to choose.
+    TuningFree,
+    /// Around another optimizer.
+    Wrapper,
+    /// Registered by somebody else.
+    Other,
+}
+
 /// One registered optimizer.
 pub struct Entry {
     /// Its record.
     pub info: &'static Info,
+    /// What it is listed under.
+    pub family: Family,
     /// Whether a step needs the loss of the batch, by default.
     pub needs_loss: bool,
     /// All hyperparameters with their defaults.
@@ -178,6 +217,11 @@ impl Named<'_> {
     /// Whether a step needs the loss under a configuration: a wrapper does if the optimizer inside does.
     pub fn needs_loss_with(&self, config: &Map<String, Value>) -> Result<bool> {
         self.entry.factory.needs_loss(self, config)
+    }
+
+    /// How many gradients a step takes under a configuration.
+    pub fn gradients(&self, config: &Map<String, Value>) -> Result<usize> {
+        self.entry.factory.gradients(self, config)
     }
 
     /// The names of the state buffers under a configuration.
@@ -217,6 +261,8 @@ impl Named<'_> {
 pub struct Registry {
     entries: BTreeMap<&'static str, Entry>,
     aliases: BTreeMap<String, &'static str>,
+    /// The family of what is registered next.
+    family: Option<Family>,
 }
 
 impl Registry {
@@ -272,7 +318,8 @@ impl Registry {
             let needs_loss =
                 Factory::needs_loss(&factory, self, &Factory::defaults(&factory)).unwrap_or(false);
             let (aliases, factory) = (Vec::new(), Box::new(factory));
-            self.entries.insert(info.name, Entry { info, needs_loss, defaults, aliases, factory });
+            let family = self.family.unwrap_or(Family::Other);
+            self.entries.insert(info.name, Entry { info, family, needs_loss, defaults, aliases, factory });
         }
         Ok(())
     }
@@ -327,6 +374,7 @@ impl Registry {
         let mut registry = Self::empty();
         let mut add = || -> Result<()> {
             use crate::rules::*;
+            registry.family = Some(Family::Paper);
             registry.register::<adabelief::AdaBeliefRule>()?;
             registry.register::<adabound::AdaBoundRule>()?;
             registry.register::<adadelta::AdaDeltaRule>()?;
@@ -341,7 +389,33 @@ impl Registry {
             registry.register::<sgd::SgdRule>()?;
             registry.register::<yogi::YogiRule>()?;
             registry.alias("momentum", "sgdm")?;
-            registry.alias("nesterov", "nag")
+            registry.alias("nesterov", "nag")?;
+            registry.family = Some(Family::SecondMoments);
+            registry.register_tensor::<adafactor::AdafactorRule>()?;
+            registry.register::<adamax::AdamaxRule>()?;
+            registry.register::<adan::AdanRule>()?;
+            registry.register::<ademamix::AdEmaMixRule>()?;
+            registry.register::<adopt::AdoptRule>()?;
+            registry.register::<nadam::NAdamRule>()?;
+            registry.register::<nadamw::NAdamWRule>()?;
+            registry.family = Some(Family::Sign);
+            registry.register::<lion::LionRule>()?;
+            registry.family = Some(Family::Matrix);
+            registry.register_tensor::<lbfgs::LbfgsRule>()?;
+            registry.register_factory(&muon::MUON, muon::MuonFactory)?;
+            registry.register_tensor::<soap::SoapRule>()?;
+            registry.family = Some(Family::LayerWise);
+            registry.register_tensor::<lamb::LambRule>()?;
+            registry.register::<lars::LarsRule>()?;
+            registry.family = Some(Family::TuningFree);
+            registry.register_tensor::<prodigy::ProdigyRule>()?;
+            registry.register::<sf_adamw::SfAdamWRule>()?;
+            registry.register::<sf_sgd::SfSgdRule>()?;
+            registry.family = Some(Family::Wrapper);
+            registry.register_factory(&lookahead::LOOKAHEAD, lookahead::LookaheadFactory)?;
+            registry.register_factory(&sam::SAM, sam::SamFactory)?;
+            registry.family = None;
+            Ok(())
         };
         add().expect("the names above are distinct, which `builtin_names_are_distinct` tests");
         registry

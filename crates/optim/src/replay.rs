@@ -4,7 +4,12 @@
 //! (the parameters after each step), and in its metadata `optimizer`, `hyperparameters` (JSON) and `lr`. Buffers
 //! after the last step may follow as `final.<buffer>[d]`. Gradients are recorded, so rounding is not amplified by
 //! the objective.
-use crate::{Error, Registry, Result, StepContext};
+//!
+//! With `format` 2 in its metadata it has several tensors of any shape: `params.<name>`, `grads.<name>[T, …]` and
+//! `expected.<name>[T, …]`. Beside them may be `eval.<name>[T, …]`, the weights for evaluation after each step;
+//! `grads2.<name>[T, …]` and `perturbed.<name>[T, …]`, a second gradient and where it is taken; and `rates[T]`, the
+//! step size that the optimizer has found after each step. A wrapper's hyperparameters name its `base`, and are those of both.
+use crate::{Error, Evaluated, Optimizer, Registry, Result, StepContext};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use serde::Serialize;
@@ -35,38 +40,92 @@ pub struct Replayed {
     pub max_rel_error: f64,
     /// The tensor that the largest relative error is in.
     pub tensor: String,
-    /// The parameters after each step, [T, d].
+    /// Every compared tensor.
+    pub compared: Vec<Compared>,
+    /// The parameters after each step, [T, d]: all tensors one after another, by name.
     #[serde(skip)]
     pub trajectory: Vec<Vec<f64>>,
+}
+
+/// How far one tensor was from its record.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// Its name in the record.
+    pub tensor: String,
+    /// The largest absolute error.
+    pub abs: f64,
+    /// The same divided by the largest expected magnitude.
+    pub rel: f64,
 }
 
 /// Replays the record in `bytes`.
 pub fn replay(registry: &Registry, bytes: &[u8], options: &Options) -> Result<Replayed> {
     let record = Record::parse(bytes)?;
     let name = options.optimizer.as_deref().unwrap_or(&record.optimizer);
-    let mut config = if name == record.optimizer { record.hyperparameters.clone() } else { Map::new() };
-    // AdaGD has no learning rate to set.
-    if registry.get(name)?.defaults.contains_key("lr") {
-        config.insert("lr".into(), record.lr.into());
-    }
-    config.extend(options.overrides.clone());
+    let config = record.config(registry, name, &options.overrides)?;
     let dtype = options.dtype.unwrap_or(DType::F64);
     let device = options.device.as_ref().unwrap_or(&Device::Cpu);
-    let tensor = |values: &[f64]| {
-        Tensor::from_slice(values, values.len(), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+    let mut vars = Vec::with_capacity(record.tensors.len());
+    for tensor in &record.tensors {
+        vars.push(Var::from_tensor(&tensor.start.to_dtype(dtype)?.to_device(device)?)?);
+    }
+    let named = record.tensors.iter().zip(&vars).map(|(tensor, var)| (tensor.name.clone(), var.clone()));
+    let mut optimizer = registry.build(name, named.collect(), &config)?;
+    let store = |t: usize, of: &dyn Fn(&Recorded) -> Option<&Tensor>| -> Result<GradStore> {
+        let mut grads = GradStore::default();
+        for (tensor, var) in record.tensors.iter().zip(&vars) {
+            if let Some(all) = of(tensor) {
+                grads.insert(var, all.get(t)?.to_dtype(dtype)?.to_device(device)?);
+            }
+        }
+        Ok(grads)
     };
-    let var = Var::from_tensor(&tensor(&record.params)?)?;
-    let mut optimizer = registry.build(name, vec![("x".into(), var.clone())], &config)?;
+
+    let mut seen: Vec<Seen> = record.tensors.iter().map(|_| Seen::default()).collect();
+    let mut rates = Vec::with_capacity(record.lrs.len());
+    for (t, (lr, loss)) in record.lrs.iter().zip(&record.losses).enumerate() {
+        let context = StepContext::new().lr(*lr).loss(*loss);
+        let grads = store(t, &|tensor| Some(&tensor.grads))?;
+        let mut again = || {
+            for (seen, var) in seen.iter_mut().zip(&vars) {
+                seen.perturbed.extend(values(var)?);
+            }
+            Ok(Evaluated { grads: store(t, &|tensor| tensor.grads2.as_ref())?, loss: None })
+        };
+        optimizer.step_twice(&grads, &context, &mut again)?;
+        for (seen, var) in seen.iter_mut().zip(&vars) {
+            seen.trained.push(values(var)?);
+        }
+        if record.tensors.iter().any(|tensor| tensor.eval.is_some()) {
+            // Without weights of its own an optimizer is evaluated where it is trained.
+            optimizer.eval_weights()?;
+            for (seen, var) in seen.iter_mut().zip(&vars) {
+                seen.evaluated.extend(values(var)?);
+            }
+            optimizer.train_weights()?;
+        }
+        if record.rates.is_some() {
+            rates.push(rate(&*optimizer, name)?);
+        }
+    }
 
     let mut comparison = Comparison::default();
-    let mut trajectory = Vec::with_capacity(record.lrs.len());
-    for (t, (lr, loss)) in record.lrs.iter().zip(&record.losses).enumerate() {
-        let mut grads = GradStore::default();
-        grads.insert(&var, tensor(&record.grads[t])?);
-        optimizer.step(&grads, &StepContext::new().lr(*lr).loss(*loss))?;
-        trajectory.push(var.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1()?);
+    for (tensor, seen) in record.tensors.iter().zip(&seen) {
+        let Seen { trained, evaluated, perturbed } = seen;
+        let compared = [
+            ("expected", Some(&tensor.expected), &trained.concat()),
+            ("eval", tensor.eval.as_ref(), evaluated),
+            ("perturbed", tensor.perturbed.as_ref(), perturbed),
+        ];
+        for (kind, expected, found) in compared {
+            let Some(expected) = expected else { continue };
+            let label = if record.several { format!("{kind}.{}", tensor.name) } else { kind.to_owned() };
+            comparison.add(label, found, &values(expected)?)?;
+        }
     }
-    comparison.add("expected", trajectory.iter().flatten(), record.expected.iter().flatten());
+    if let Some(expected) = &record.rates {
+        comparison.add("rates".to_owned(), &rates, expected)?;
+    }
     let state = optimizer.state_dict()?.tensors;
     for (buffer, expected) in &record.finals {
         // Records name the running minimum after the paper; without AMS it is v itself.
@@ -74,52 +133,81 @@ pub fn replay(registry: &Registry, bytes: &[u8], options: &Options) -> Result<Re
         let Some(found) = names.iter().find_map(|name| state.get(&format!("x.{name}"))) else {
             return Err(bad(format!("no buffer `{buffer}` in {name} to compare `final.{buffer}` with")));
         };
-        let found: Vec<f64> = found.to_dtype(DType::F64)?.to_vec1()?;
-        comparison.add(&format!("final.{buffer}"), found.iter(), expected.iter());
+        comparison.add(format!("final.{buffer}"), &values(found)?, expected)?;
     }
-    let Comparison { max_abs_error, max_rel_error, tensor } = comparison;
-    Ok(Replayed { name: name.to_owned(), max_abs_error, max_rel_error, tensor, trajectory })
+    let trajectory = (0..record.lrs.len()).map(|t| seen.iter().flat_map(|s| s.trained[t].clone()).collect());
+    let (trajectory, Comparison(compared)) = (trajectory.collect(), comparison);
+    let max_abs_error = compared.iter().map(|c| c.abs).fold(0.0, f64::max);
+    let worst = compared.iter().reduce(|a, b| if b.rel > a.rel { b } else { a });
+    let (max_rel_error, tensor) = worst.map(|c| (c.rel, c.tensor.clone())).unwrap_or_default();
+    Ok(Replayed { name: name.to_owned(), max_abs_error, max_rel_error, tensor, compared, trajectory })
 }
 
+/// What a replay saw of one tensor.
 #[derive(Default)]
-struct Comparison {
-    max_abs_error: f64,
-    max_rel_error: f64,
-    tensor: String,
+struct Seen {
+    trained: Vec<Vec<f64>>,
+    evaluated: Vec<f64>,
+    perturbed: Vec<f64>,
 }
+
+/// The elements of a tensor in f64.
+fn values(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(tensor.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?)
+}
+
+/// The step size that an optimizer has found.
+fn rate(optimizer: &dyn Optimizer, name: &str) -> Result<f64> {
+    let found = optimizer.state_dict()?.header.shared.get("d").copied();
+    found.ok_or_else(|| bad(format!("{name} finds no step size to compare `rates` with")))
+}
+
+/// Every compared tensor.
+#[derive(Default)]
+struct Comparison(Vec<Compared>);
 
 impl Comparison {
-    fn add<'a>(
-        &mut self,
-        name: &str,
-        found: impl Iterator<Item = &'a f64>,
-        expected: impl Iterator<Item = &'a f64>,
-    ) {
-        let (mut error, mut size) = (0f64, 0f64);
-        for (found, expected) in found.zip(expected) {
+    fn add(&mut self, tensor: String, found: &[f64], expected: &[f64]) -> Result<()> {
+        if found.len() != expected.len() {
+            let (expected, found) = (expected.len(), found.len());
+            return Err(bad(format!(
+                "`{tensor}`: expected {expected} numbers to compare with, found {found}"
+            )));
+        }
+        let (mut abs, mut size) = (0f64, 0f64);
+        for (found, expected) in found.iter().zip(expected) {
             let difference = (found - expected).abs();
             // A NaN never compares larger: it must not pass for agreement.
-            error = if difference.is_nan() { f64::INFINITY } else { error.max(difference) };
+            abs = if difference.is_nan() { f64::INFINITY } else { abs.max(difference) };
             size = size.max(expected.abs());
         }
-        let relative = if error == 0.0 { 0.0 } else { error / size };
-        self.max_abs_error = self.max_abs_error.max(error);
-        if relative > self.max_rel_error || self.tensor.is_empty() {
-            self.max_rel_error = relative;
-            self.tensor = name.to_owned();
-        }
+        let rel = if abs == 0.0 { 0.0 } else { abs / size };
+        self.0.push(Compared { tensor, abs, rel });
+        Ok(())
     }
+}
+
+/// One tensor of a record.
+struct Recorded {
+    name: String,
+    start: Tensor,
+    grads: Tensor,
+    expected: Tensor,
+    eval: Option<Tensor>,
+    grads2: Option<Tensor>,
+    perturbed: Option<Tensor>,
 }
 
 struct Record {
     optimizer: String,
     hyperparameters: Map<String, Value>,
     lr: f64,
-    params: Vec<f64>,
-    grads: Vec<Vec<f64>>,
     losses: Vec<f64>,
     lrs: Vec<f64>,
-    expected: Vec<Vec<f64>>,
+    tensors: Vec<Recorded>,
+    /// Whether it names its tensors: format 2.
+    several: bool,
+    rates: Option<Vec<f64>>,
     finals: Vec<(String, Vec<f64>)>,
 }
 
@@ -137,28 +225,91 @@ impl Record {
         let hyperparameters = serde_json::from_str(entry("hyperparameters")?)
             .map_err(|e| bad(format!("`hyperparameters`: expected a JSON object: {e}")))?;
         let (optimizer, lr) = (entry("optimizer")?.clone(), number(entry("lr")?)?);
+        let several = match metadata.get("format").map(String::as_str) {
+            None | Some("1") => false,
+            Some("2") => true,
+            Some(other) => return Err(bad(format!("`format`: expected 1 or 2, found `{other}`"))),
+        };
 
         let tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
-        let params = vector(&tensors, "params", None)?;
-        let d = params.len();
         let lrs = vector(&tensors, "lrs", None)?;
         let steps = lrs.len();
+        let mut names: Vec<(String, String)> = match several {
+            // A name may have dots itself.
+            true => tensors
+                .keys()
+                .filter_map(|key| key.strip_prefix("params."))
+                .map(|n| (n.into(), format!(".{n}")))
+                .collect(),
+            false => vec![("x".into(), String::new())],
+        };
+        names.sort();
+        let mut recorded = Vec::with_capacity(names.len());
+        for (name, suffix) in names {
+            let start = tensor(&tensors, &format!("params{suffix}"))?.to_dtype(DType::F64)?;
+            if !several && start.rank() != 1 {
+                return Err(bad(format!("tensor `params`: expected shape [d], found {:?}", start.dims())));
+            }
+            let shape = [&[steps], start.dims()].concat();
+            let trajectory = |kind: &str| -> Result<Option<Tensor>> {
+                let key = format!("{kind}{suffix}");
+                match tensors.get(&key) {
+                    Some(found) if found.dims() == shape => Ok(Some(found.to_dtype(DType::F64)?)),
+                    Some(found) => Err(bad(format!(
+                        "tensor `{key}`: expected shape {shape:?}, found {:?}",
+                        found.dims()
+                    ))),
+                    None => Ok(None),
+                }
+            };
+            let needed =
+                |kind: &str| trajectory(kind)?.ok_or_else(|| bad(format!("no tensor `{kind}{suffix}`")));
+            recorded.push(Recorded {
+                grads: needed("grads")?,
+                expected: needed("expected")?,
+                eval: trajectory("eval")?,
+                grads2: trajectory("grads2")?,
+                perturbed: trajectory("perturbed")?,
+                name,
+                start,
+            });
+        }
         let mut finals = Vec::new();
-        for name in tensors.keys().filter(|name| name.starts_with("final.")) {
-            finals.push((name["final.".len()..].to_owned(), vector(&tensors, name, Some(d))?));
+        for name in tensors.keys().filter(|name| !several && name.starts_with("final.")) {
+            let d = recorded.first().map(|tensor| tensor.start.elem_count());
+            finals.push((name["final.".len()..].to_owned(), vector(&tensors, name, d)?));
         }
         finals.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(Self {
-            losses: vector(&tensors, "losses", Some(steps))?,
-            grads: matrix(&tensors, "grads", (steps, d))?,
-            expected: matrix(&tensors, "expected", (steps, d))?,
-            optimizer,
-            hyperparameters,
-            lr,
-            params,
-            lrs,
-            finals,
-        })
+        let rates = (several && tensors.contains_key("rates"))
+            .then(|| vector(&tensors, "rates", Some(steps)))
+            .transpose()?;
+        let losses = vector(&tensors, "losses", Some(steps))?;
+        Ok(Self { optimizer, hyperparameters, lr, losses, lrs, tensors: recorded, several, rates, finals })
+    }
+
+    /// The hyperparameters for the optimizer `name`.
+    fn config(
+        &self,
+        registry: &Registry,
+        name: &str,
+        overrides: &Map<String, Value>,
+    ) -> Result<Map<String, Value>> {
+        let defaults = &registry.get(name)?.defaults;
+        let mut config = if name == self.optimizer { self.hyperparameters.clone() } else { Map::new() };
+        if let Some(base) = config.remove("base") {
+            // Of a wrapper: what is not its own is the inner optimizer's.
+            let (own, mut inner): (Map<_, _>, Map<_, _>) =
+                config.into_iter().partition(|(key, _)| defaults.contains_key(key));
+            inner.extend([("name".to_owned(), base), ("lr".to_owned(), self.lr.into())]);
+            config = own;
+            config.insert("inner".into(), inner.into());
+        }
+        // AdaGD has no learning rate to set.
+        if defaults.contains_key("lr") {
+            config.insert("lr".into(), self.lr.into());
+        }
+        config.extend(overrides.clone());
+        Ok(config)
     }
 }
 
@@ -175,12 +326,4 @@ fn vector(tensors: &HashMap<String, Tensor>, name: &str, len: Option<usize>) -> 
             len.map_or("d".into(), |n| n.to_string())
         ))),
     }
-}
-
-fn matrix(tensors: &HashMap<String, Tensor>, name: &str, shape: (usize, usize)) -> Result<Vec<Vec<f64>>> {
-    let tensor = tensor(tensors, name)?;
-    if tensor.dims() != [shape.0, shape.1] {
-        return Err(bad(format!("tensor `{name}`: expected shape {shape:?}, found {:?}", tensor.dims())));
-    }
-    Ok(tensor.to_dtype(DType::F64)?.to_vec2()?)
 }

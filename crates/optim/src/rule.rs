@@ -251,6 +251,9 @@ impl Reduce {
     }
 }
 
+/// An element's weight for evaluation: of the hyperparameters, the parameter and its buffers.
+pub type ElementEvaluation<C> = fn(&C, f64, &[f64]) -> f64;
+
 /// A quantity of every element worth showing after a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<S> {
@@ -316,6 +319,9 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// of [`Scalars::NAMES`]. A rule without one runs on
     /// the CPU only.
     const UPDATE: Option<&'static str> = None;
+    /// Where the weights for evaluation are, if they are not those that are trained: an element's, from the parameter and its
+    /// buffers after a step.
+    const EVALUATION: Option<ElementEvaluation<Self::Config>> = None;
     /// What a probe shows of every element.
     const OBSERVE: Option<Observed<Self::Scalars>> = None;
 

@@ -110,6 +110,10 @@ pub trait TensorRule: Debug + Send + Sync + 'static {
     fn info(config: &Self::Config) -> &'static Info;
     /// Names of what it keeps in [`TensorParam::memory`].
     fn buffers(config: &Self::Config) -> &'static [&'static str];
+    /// Those of them that are as large as the parameter: all, unless said otherwise.
+    fn sized(config: &Self::Config) -> &'static [&'static str] {
+        Self::buffers(config)
+    }
     /// One step: changes memory and calls [`TensorParam::set`]. A parameter that is not set stays.
     fn step(step: &mut TensorStep<Self::Config>) -> Result<()>;
 }
@@ -133,6 +137,16 @@ struct Slot {
     group: usize,
     t: u64,
     memory: Memory,
+}
+
+/// What a step makes of parameters and memory.
+#[derive(Debug)]
+pub(crate) struct Proposal {
+    /// Slot, value and memory; `None` for a parameter that stays.
+    news: Vec<(usize, Option<Tensor>, Memory)>,
+    shared: Memory,
+    /// The parameters before, for a probe.
+    before: Option<Vec<Vec<f64>>>,
 }
 
 /// What shared tensors are saved under.
@@ -219,17 +233,8 @@ impl<R: TensorRule> TensorOptim<R> {
         let (mut indices, mut tensors) = (Vec::new(), Vec::new());
         for (index, slot) in self.slots.iter().enumerate() {
             let Some(grad) = grads.get(&slot.var) else { continue };
-            let describe = |t: &Tensor| format!("{:?} on {:?}", t.dims(), t.device().location());
-            if grad.shape() != slot.var.shape() || !grad.device().same_device(slot.var.device()) {
-                let (expected, found) = (describe(&slot.var), describe(grad));
-                return Err(Error::Gradient { name: slot.name.clone(), expected, found });
-            }
-            if !grad.dtype().is_float() || grad.dtype() == DType::F64 && slot.var.dtype() != DType::F64 {
-                let (expected, found) = (format!("{:?}", slot.var.dtype()), format!("{:?}", grad.dtype()));
-                return Err(Error::Gradient { name: slot.name.clone(), expected, found });
-            }
             indices.push(index);
-            tensors.push(grad.detach().contiguous()?);
+            tensors.push(fitting(&slot.name, &slot.var, grad)?);
         }
         let context = self.look_through(&indices, &tensors, *context)?;
         let mut params = Vec::with_capacity(indices.len());
@@ -280,6 +285,17 @@ impl<R: TensorRule> TensorOptim<R> {
         context: &StepContext,
         again: Option<&mut dyn FnMut() -> Result<Evaluated>>,
     ) -> Result<()> {
+        let proposal = self.propose(grads, context, again)?;
+        self.accept(proposal)
+    }
+
+    /// A step that has changed nothing yet: all that can be refused is refused here.
+    pub(crate) fn propose(
+        &self,
+        grads: &GradStore,
+        context: &StepContext,
+        again: Option<&mut dyn FnMut() -> Result<Evaluated>>,
+    ) -> Result<Proposal> {
         let (indices, mut step) = self.prepare(grads, context)?;
         if let Some(points) = R::SECOND {
             let again = again.ok_or_else(|| Error::SecondGradient(self.name().to_owned()))?;
@@ -304,9 +320,10 @@ impl<R: TensorRule> TensorOptim<R> {
                 )));
             }
         }
-        R::step(&mut step)?;
+        if !step.params.is_empty() {
+            R::step(&mut step)?;
+        }
         let TensorStep { params, shared, .. } = step;
-        // All that can be refused is refused before anything changes.
         let mut news = Vec::with_capacity(params.len());
         for (index, param) in indices.iter().zip(params) {
             let var = &self.slots[*index].var;
@@ -323,9 +340,16 @@ impl<R: TensorRule> TensorOptim<R> {
         }
         let shared = self.own(shared)?;
         let before = match context.probe {
-            true => news.iter().map(|(i, ..)| values(&self.slots[*i].var)).collect::<Result<Vec<_>>>()?,
-            false => Vec::new(),
+            true => Some(news.iter().map(|(i, ..)| values(&self.slots[*i].var)).collect::<Result<Vec<_>>>()?),
+            false => None,
         };
+        Ok(Proposal { news, shared, before })
+    }
+
+    /// Takes the step.
+    pub(crate) fn accept(&mut self, proposal: Proposal) -> Result<()> {
+        let Proposal { news, shared, before } = proposal;
+        let indices: Vec<usize> = news.iter().map(|(index, ..)| *index).collect();
         for (index, new, memory) in news {
             let slot = &mut self.slots[index];
             if let Some(new) = new {
@@ -335,7 +359,8 @@ impl<R: TensorRule> TensorOptim<R> {
             slot.t = slot.t.saturating_add(1);
         }
         self.shared = shared;
-        if context.probe {
+        if let Some(before) = before {
+            // The step has been taken: a probe that cannot be read is no error of it.
             self.probe = self.measure(&indices, &before).ok();
         }
         Ok(())
@@ -375,8 +400,23 @@ fn wrong(what: String) -> Error {
     Error::Candle(candle_core::Error::Msg(what))
 }
 
+/// A gradient, if it fits its parameter.
+pub(crate) fn fitting(name: &str, var: &Var, grad: &Tensor) -> Result<Tensor> {
+    // The gradient of a half may be wider than it.
+    let wider = wide(var.dtype()) == DType::F32 && grad.dtype() == DType::F32;
+    let fits = grad.shape() == var.shape() && (grad.dtype() == var.dtype() || wider);
+    if fits && grad.device().same_device(var.device()) {
+        return Ok(grad.detach().contiguous()?);
+    }
+    let describe = |t: &Tensor| match fits {
+        true => format!("a tensor on {:?}", t.device().location()),
+        false => format!("{:?} {:?}", t.dims(), t.dtype()),
+    };
+    Err(Error::Gradient { name: name.to_owned(), expected: describe(var), found: describe(grad) })
+}
+
 /// The dtype that a parameter's updates are computed in.
-fn wide(dtype: DType) -> DType {
+pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
@@ -402,6 +442,11 @@ impl Displaced {
             var.set(&to)?;
         }
         Ok(displaced)
+    }
+
+    /// Leaves them where they are, and tells where they were.
+    pub(crate) fn stay(mut self) -> Vec<Tensor> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, was)| was).collect()
     }
 
     /// Puts them back.
@@ -443,10 +488,9 @@ impl<R: TensorRule> Optimizer for TensorOptim<R> {
         if self.trained.is_some() {
             return Ok(true);
         }
-        let (mut trained, mut weights) = (Vec::new(), Vec::new());
+        let mut weights = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             let x = slot.var.as_detached_tensor().to_dtype(wide(slot.var.dtype()))?;
-            trained.push(slot.var.copy()?);
             // Before its first step a parameter is its own average.
             let weight = match slot.t {
                 0 => slot.var.copy()?,
@@ -466,8 +510,7 @@ impl<R: TensorRule> Optimizer for TensorOptim<R> {
         }
         let vars = self.slots.iter().map(|slot| slot.var.clone());
         // They stay there: not even the end of the optimizer puts them back.
-        Displaced::put(vars.zip(weights))?.0.clear();
-        self.trained = Some(trained);
+        self.trained = Some(Displaced::put(vars.zip(weights))?.stay());
         Ok(true)
     }
     fn train_weights(&mut self) -> Result<()> {

@@ -174,8 +174,32 @@ fn optimizers_and_replay_speak_json() {
     let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(line["kind"], "optimizer");
     assert!(line["max_abs_error"].as_f64().unwrap() < 1e-12, "{line}");
+    // Several tensors, evaluation weights and points of second gradients, each with its own distance.
+    let record = "crates/optim/tests/golden/modern/sam_wd.safetensors";
+    let output = run(&["replay", record, "--json"]);
+    let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let compared: Vec<&str> =
+        line["compared"].as_array().unwrap().iter().map(|c| c["tensor"].as_str().unwrap()).collect();
+    assert!(compared.contains(&"perturbed.conv.weight") && compared.contains(&"expected.b"), "{line}");
     refused(&["replay", "README.md"], &["README.md"]);
     refused(&["optimizers", "decdg"], &["did you mean `decgd`?"]);
+}
+
+#[test]
+fn optimizers_are_listed_by_family_and_in_full() {
+    let text = |args: &[&str]| String::from_utf8(run(args).stdout).unwrap();
+    let short = text(&["optimizers"]);
+    let place = |needle: &str| short.find(needle).unwrap_or_else(|| panic!("no `{needle}` in\n{short}"));
+    let titles =
+        ["DecGD and what", "second moments", "sign and", "matrices", "layer-wise", "free of", "wrappers"];
+    assert!(titles.map(place).is_sorted(), "{short}");
+    assert!(
+        place("\n  decgd ") < place("second moments") && place("\n  muon ") > place("matrices"),
+        "{short}"
+    );
+    assert!(!short.contains("arXiv"));
+    let long = text(&["optimizers", "--long", "sam"]);
+    assert!(long.contains("two gradients a step") && long.contains("arXiv:2010.01412"), "{long}");
 }
 
 #[test]

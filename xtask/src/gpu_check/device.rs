@@ -135,6 +135,10 @@ fn on_device(device: &str, feature: &str, report: &mut Report) {
     }
     for (title, folder) in [
         ("optimizers against the records of other implementations", "crates/optim/tests/golden"),
+        (
+            "modern optimizers against the records of other implementations",
+            "crates/optim/tests/golden/modern",
+        ),
         ("networks against the records of PyTorch", "crates/models/tests/golden"),
     ] {
         golden(title, Path::new(folder), device, report);

@@ -3,7 +3,7 @@ pub(crate) mod cpu;
 pub(crate) mod groups;
 pub(crate) mod measure;
 pub(crate) mod slot;
-mod team;
+pub(crate) mod team;
 
 pub use groups::{Group, Pattern};
 pub(crate) use groups::{Hyper, compile, configure, fields};
@@ -17,9 +17,11 @@ use crate::optimizer::one_element;
 use crate::probe::Probe;
 use crate::rule::{Input, Loss, MAX_BUFFERS, Reduce, Refusal, Rule, SUMS, Scalars};
 use crate::state::{Load, StateDict};
-use crate::{Deferred, Error, Info, Optimizer, ParamInfo, Precision, Result, Rounding, StepContext};
+use crate::{
+    Deferred, Displaced, Error, Info, Optimizer, ParamInfo, Precision, Result, Rounding, StepContext,
+};
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{Device, Tensor, Var};
 use candle_nn::VarMap;
 use cpu::{Clip, Gradient};
 use serde_json::Value;
@@ -43,6 +45,8 @@ pub struct Optim<R: Rule> {
     engine: Option<Engine>,
     /// Counters before each step that a device has not confirmed.
     unsettled: Vec<Vec<Before>>,
+    /// The weights that are trained, while those for evaluation are in place.
+    trained: Option<Vec<Tensor>>,
     probe: Option<Probe>,
 }
 
@@ -119,7 +123,7 @@ impl<R: Rule> Optim<R> {
             slots.push(Slot::new(name, var, group, R::MEMORY.len(), names, engine.as_ref())?);
         }
         let (by_position, precision, unsettled) = (false, Precision::default(), Vec::new());
-        Ok(Self { hyper, slots, by_position, precision, engine, unsettled, probe: None })
+        Ok(Self { hyper, slots, by_position, precision, engine, unsettled, trained: None, probe: None })
     }
 
     /// With another way to train parameters of half precision.
@@ -183,6 +187,7 @@ impl<R: Rule> Optim<R> {
 
     /// All state, with learning rate, hyperparameters and groups: with it, training continues to the bit.
     pub fn state_dict(&self) -> Result<StateDict> {
+        self.refuse_while_evaluating()?;
         let mut state = StateDict::default();
         self.hyper.save(self.info().name, &mut state.header)?;
         (state.header.by_position, state.header.precision) = (Some(self.by_position), self.precision);
@@ -220,6 +225,7 @@ impl<R: Rule> Optim<R> {
             self.hyper.lr = lr;
         }
         self.unsettled.clear();
+        self.trained = None;
         match &mut self.engine {
             Some(engine) => engine.clear_faults(),
             None => Ok(()),
@@ -256,6 +262,50 @@ impl<R: Rule> Optim<R> {
     /// Reports what a device refused in an earlier call.
     fn settle_earlier(&mut self) -> Result<()> {
         if self.unsettled.is_empty() { Ok(()) } else { self.settle() }
+    }
+
+    /// Puts the weights for evaluation into the parameters, if the rule has others than those that are trained. True if so.
+    pub fn eval_weights(&mut self) -> Result<bool> {
+        let Some(evaluation) = R::EVALUATION else { return Ok(false) };
+        self.settle_earlier()?;
+        if self.trained.is_some() {
+            return Ok(true);
+        }
+        let mut weights = Vec::with_capacity(self.slots.len());
+        for slot in &self.slots {
+            // Before its first step a parameter is its own average.
+            if slot.t == 0 {
+                weights.push(slot.var.copy()?);
+                continue;
+            }
+            let config = &self.hyper.groups[slot.group].1;
+            let (mut values, buffers) = (slot.values()?, slot.buffers.widened()?);
+            let mut state = vec![0.0; buffers.len()];
+            for (i, value) in values.iter_mut().enumerate() {
+                state.iter_mut().zip(&buffers).for_each(|(s, buffer)| *s = buffer[i]);
+                *value = evaluation(config, *value, &state);
+            }
+            let weight = Tensor::from_vec(values, slot.var.shape(), &Device::Cpu)?;
+            weights.push(weight.to_dtype(slot.var.dtype())?.to_device(slot.var.device())?);
+        }
+        self.trained = Some(Displaced::put(self.slots.iter().map(|s| s.var.clone()).zip(weights))?.stay());
+        Ok(true)
+    }
+
+    /// Puts the weights that are trained back, to the bit.
+    pub fn train_weights(&mut self) -> Result<()> {
+        if let Some(trained) = &self.trained {
+            self.slots.iter().zip(trained).try_for_each(|(slot, trained)| slot.var.set(trained))?;
+        }
+        self.trained = None;
+        Ok(())
+    }
+
+    fn refuse_while_evaluating(&self) -> Result<()> {
+        match self.trained {
+            Some(_) => Err(Error::Evaluating(self.info().name.to_owned())),
+            None => Ok(()),
+        }
     }
 
     fn choose_precision(&mut self, precision: Precision) -> Result<()> {
@@ -296,6 +346,7 @@ impl<R: Rule> Optim<R> {
             false => (*context, deferred.clone()),
         };
         deferred.loss.as_ref().map(one_element).transpose()?;
+        self.refuse_while_evaluating()?;
         context.check(self.info().name, self.hyper.base(&context))?;
         let gradients = slot::gradients(&self.slots, grads)?;
         let loss = match (&deferred.loss, context.loss) {
@@ -513,6 +564,12 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
     fn step_deferred(&mut self, grads: &GradStore, context: &StepContext, deferred: &Deferred) -> Result<()> {
         self.take_step(grads, context, deferred)
+    }
+    fn eval_weights(&mut self) -> Result<bool> {
+        self.eval_weights()
+    }
+    fn train_weights(&mut self) -> Result<()> {
+        self.train_weights()
     }
     fn settle(&mut self) -> Result<()> {
         self.settle()

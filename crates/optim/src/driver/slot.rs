@@ -127,6 +127,14 @@ impl Slot {
         Ok(())
     }
 
+    /// The parameter in f64: its master weights where it keeps them.
+    pub(super) fn values(&self) -> Result<Vec<f64>> {
+        match &self.master {
+            Some(master) => Ok(master.widened()?.concat()),
+            None => values(&self.var),
+        }
+    }
+
     /// All buffers with their names.
     fn named(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let mut named: Vec<_> = self.names.iter().copied().zip(self.buffers.tensors(&self.var)?).collect();

@@ -1,14 +1,32 @@
-//! The rules, one folder each: configuration, arithmetic of one element, documentation.
+//! The rules, one folder each: configuration, arithmetic of one element or of whole tensors, documentation.
 pub mod adabelief;
 pub mod adabound;
 pub mod adadelta;
+pub mod adafactor;
 pub mod adagd;
 pub mod adagrad;
 pub mod adam;
+pub mod adamax;
+pub mod adan;
+pub mod ademamix;
+pub mod adopt;
 pub mod aegd;
 pub mod decgd;
+pub mod lamb;
+pub mod lars;
+pub mod lbfgs;
+pub mod lion;
+pub mod lookahead;
+pub mod muon;
+pub mod nadam;
+pub mod nadamw;
 pub mod padam;
+pub mod prodigy;
 pub mod radam;
 pub mod rmsprop;
+pub mod sam;
+pub mod sf_adamw;
+pub mod sf_sgd;
 pub mod sgd;
+pub mod soap;
 pub mod yogi;

@@ -2,12 +2,43 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use serde_json::{Map, Value};
-use taper_optim::{Group, Optimizer, Registry, StepContext};
+use taper_optim::{Evaluated, Group, Optimizer, Registry, StepContext};
 
 /// Every registered name.
 pub fn names() -> Vec<&'static str> {
     let registry = Registry::builtin();
     registry.list("*").unwrap().map(|entry| entry.info.name).collect()
+}
+
+/// Those with a quantity over all parameters: what one does depends on the others, and sums on their order.
+pub const TOGETHER: [&str; 5] = ["adagd", "lamb", "lbfgs", "prodigy", "sam"];
+/// Those with a quantity of each tensor: where a tensor ends matters.
+pub const BY_TENSOR: [&str; 3] = ["adafactor", "lamb", "lars"];
+/// Those around another: keys of a group are the other's.
+pub const AROUND: [&str; 3] = ["lookahead", "muon", "sam"];
+
+/// Every registered name that treats each parameter alone.
+pub fn apart() -> impl Iterator<Item = &'static str> {
+    names().into_iter().filter(|name| !TOGETHER.contains(name))
+}
+
+/// A step with the same gradients for optimizers that want a second one.
+pub fn step(
+    optimizer: &mut dyn Optimizer,
+    params: &[(String, Var)],
+    grads: &GradStore,
+    context: &StepContext,
+) -> taper_optim::Result<()> {
+    let mut again = || {
+        let mut second = GradStore::default();
+        for (_, var) in params {
+            if let Some(grad) = grads.get(var) {
+                second.insert(var, grad.copy()?);
+            }
+        }
+        Ok(Evaluated { grads: second, loss: None })
+    };
+    optimizer.step_twice(grads, context, &mut again)
 }
 
 /// A JSON object as hyperparameters.
@@ -111,8 +142,12 @@ impl Bench {
     pub fn steps(&mut self, from: usize, to: usize) {
         for t in from..=to {
             let grads = self.gradients(t, |_| true);
-            self.optimizer.step(&grads, &context(self.seed, t)).unwrap();
+            self.step(&grads, &context(self.seed, t)).unwrap();
         }
+    }
+
+    pub fn step(&mut self, grads: &GradStore, context: &StepContext) -> taper_optim::Result<()> {
+        step(&mut *self.optimizer, &self.params, grads, context)
     }
 
     /// All elements in order of their offsets.

@@ -1,17 +1,19 @@
 //! The driver: where a parameter lies, in how many pieces and on how many threads changes nothing.
-use crate::common::{Bench, bits, context, names, noise, tensor, values, var};
+use crate::common::{
+    BY_TENSOR, Bench, TOGETHER, apart, bits, context, names, noise, step, tensor, values, var,
+};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use proptest::prelude::*;
 use serde_json::Map;
 use taper_optim::{Error, Optimizer, Registry, StepContext, global_norm};
 
-/// AdaGD's rate comes from norms over all parameters. Their sums run over chunks of each parameter in turn, so that
-/// another order or another cut of the parameters rounds them differently: by a few ulp of f64, in the rate alone.
+/// Rates that come from sums over all parameters (AdaGD's, Prodigy's, norms): they run over chunks of each parameter in turn,
+/// so that another order or another cut of the parameters rounds them differently, by a few ulp of f64, in the rate alone.
 fn equal_up_to_reduction_order(name: &str, a: &[f64], b: &[f64]) -> bool {
-    match name {
-        "adagd" => a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-13 * a.abs().max(1.0)),
-        _ => a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()),
+    match TOGETHER.contains(&name) {
+        true => a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-13 * a.abs().max(1.0)),
+        false => a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()),
     }
 }
 
@@ -22,15 +24,16 @@ proptest! {
     fn permuting_parameters_permutes_results(seed: u64, rotate in 1usize..4, single: bool) {
         let dtype = if single { DType::F32 } else { DType::F64 };
         let mut places = vec![("a".into(), 0, 3), ("b".into(), 3, 1), ("c".into(), 4, 17), ("d".into(), 21, 8)];
-        for name in names() {
+        // L-BFGS divides by differences of its sums, which magnify their rounding.
+        for name in names().into_iter().filter(|name| *name != "lbfgs") {
             let mut straight = Bench::placed(name, &Map::new(), &[], &places, dtype, seed);
             places.rotate_left(rotate);
             places.swap(0, 1);
             let mut permuted = Bench::placed(name, &Map::new(), &[], &places, dtype, seed);
             straight.steps(1, 6);
             permuted.steps(1, 6);
-            // In f32 AdaGD's first step of 1e-10 vanishes and the rate that follows is noise.
-            if !(single && name == "adagd") {
+            // In f32 AdaGD's first step of 1e-10 vanishes and the rate that follows is noise; others round the rate to f32.
+            if !(single && TOGETHER.contains(&name)) {
                 prop_assert!(equal_up_to_reduction_order(name, &straight.flat(), &permuted.flat()), "{name}");
             }
         }
@@ -39,12 +42,12 @@ proptest! {
     #[test]
     fn splitting_a_tensor_changes_nothing(seed: u64, cut in 1usize..40, single: bool) {
         let dtype = if single { DType::F32 } else { DType::F64 };
-        for name in names() {
+        for name in names().into_iter().filter(|name| !BY_TENSOR.contains(name) && *name != "lbfgs") {
             let mut whole = Bench::new(name, &[41], dtype, seed);
             let mut split = Bench::new(name, &[cut, 41 - cut], dtype, seed);
             whole.steps(1, 6);
             split.steps(1, 6);
-            if !(single && name == "adagd") {
+            if !(single && TOGETHER.contains(&name)) {
                 prop_assert!(equal_up_to_reduction_order(name, &whole.flat(), &split.flat()), "{name}");
             }
         }
@@ -52,13 +55,13 @@ proptest! {
 
     #[test]
     fn a_skipped_step_never_happened(seed: u64, taken in prop::collection::vec(any::<bool>(), 8)) {
-        // AdaGD's rate is one for all parameters by definition, so a skipped one does feel the others.
-        for name in names().into_iter().filter(|name| *name != "adagd") {
+        // A rate that is one for all parameters by definition lets a skipped one feel the others.
+        for name in apart() {
             let mut pair = Bench::new(name, &[5, 7], DType::F32, seed);
             for t in 1..=taken.len() {
                 let grads = pair.gradients(t, |p| p == 0 || taken[t - 1]);
                 let before = bits(&pair.params[1].1);
-                pair.optimizer.step(&grads, &context(seed, t)).unwrap();
+                pair.step(&grads, &context(seed, t)).unwrap();
                 prop_assert!(taken[t - 1] || before == bits(&pair.params[1].1));
             }
             // The same parameter alone, at the steps that it had: its state, its step count and its previous rate
@@ -93,7 +96,7 @@ proptest! {
                 for (i, (_, var)) in wide.params.iter().enumerate() {
                     grads.insert(var, wide.gradient(i, t).to_dtype(DType::F32).unwrap());
                 }
-                wide.optimizer.step(&grads, &context(seed, t)).unwrap();
+                wide.step(&grads, &context(seed, t)).unwrap();
                 for (_, var) in &wide.params {
                     var.set(&var.to_dtype(half).unwrap().to_dtype(DType::F32).unwrap()).unwrap();
                 }
@@ -116,7 +119,7 @@ proptest! {
                 let grads = inside.gradients(t, |_| true);
                 let norm = global_norm(&grads, [&inside.params[0].1]).unwrap();
                 let clip = context(seed, t).clip_norm(norm, max).clip_value(limit);
-                inside.optimizer.step(&grads, &clip).unwrap();
+                inside.step(&grads, &clip).unwrap();
                 let (scale, limit) = (clip.grad_scale as f32, limit as f32);
                 let clipped: Vec<f64> = values(&before.gradient(0, t))
                     .into_iter()
@@ -124,7 +127,7 @@ proptest! {
                     .collect();
                 let mut grads = GradStore::default();
                 grads.insert(&before.params[0].1, tensor(&clipped, DType::F32));
-                before.optimizer.step(&grads, &context(seed, t)).unwrap();
+                before.step(&grads, &context(seed, t)).unwrap();
             }
             prop_assert_eq!(inside.flat_bits(), before.flat_bits(), "{}", name);
         }
@@ -146,7 +149,7 @@ fn any_number_of_threads_gives_the_same_bits() {
                 })
             };
             let one = bits_with(1);
-            assert!(one == bits_with(2) && one == bits_with(3), "{name} {dtype:?}");
+            assert!([2, 3, 7].into_iter().all(|threads| one == bits_with(threads)), "{name} {dtype:?}");
         }
     }
 }
@@ -155,7 +158,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 fn gradients_need_not_be_contiguous() {
     let registry = Registry::builtin();
     for name in names() {
-        let step = |transpose: bool| {
+        let bits_of = |transpose: bool| {
             let start: Vec<f64> = (0..6).map(|i| noise(3, 0, i)).collect();
             let x = Var::from_tensor(&tensor(&start, DType::F64).reshape((2, 3)).unwrap()).unwrap();
             let mut optimizer = registry.build(name, vec![("x".into(), x.clone())], &Map::new()).unwrap();
@@ -165,17 +168,18 @@ fn gradients_need_not_be_contiguous() {
             assert!(!columns.is_contiguous());
             let mut grads = GradStore::default();
             grads.insert(&x, if transpose { columns } else { columns.contiguous().unwrap() });
-            optimizer.step(&grads, &context(3, 1)).unwrap();
+            step(&mut *optimizer, &[("x".into(), x.clone())], &grads, &context(3, 1)).unwrap();
             bits(&x)
         };
-        assert_eq!(step(true), step(false), "{name}");
+        assert_eq!(bits_of(true), bits_of(false), "{name}");
     }
 }
 
 #[test]
 fn a_gradient_may_share_its_storage_with_a_parameter() {
     let registry = Registry::builtin();
-    for name in names() {
+    // The second gradient of SAM would be that of the point it is taken at.
+    for name in names().into_iter().filter(|name| *name != "sam") {
         // The gradients of x² / 2 + y² / 2 with x and y exchanged: each is the other parameter's storage.
         let step = |alias: bool| {
             let (x, y) = (var(&[1.0, -2.0], DType::F32), var(&[0.5, 3.0], DType::F32));
@@ -219,7 +223,7 @@ fn many_small_tensors_step_on_a_small_stack() {
 
 #[test]
 fn parameters_of_several_dtypes_share_a_step() {
-    for name in names().into_iter().filter(|name| *name != "adagd") {
+    for name in apart() {
         let dtypes = [DType::F32, DType::BF16, DType::F64, DType::F16];
         let start = [0.5, -0.25, 1.0];
         let vars: Vec<Var> = dtypes.map(|dtype| var(&start, dtype)).to_vec();
@@ -248,7 +252,7 @@ fn an_empty_parameter_and_an_empty_step_are_no_errors() {
         let mut bench = Bench::new(name, &[0, 4], DType::F32, 1);
         bench.steps(1, 2);
         let before = (bench.flat_bits(), bench.state_bytes());
-        bench.optimizer.step(&GradStore::default(), &context(1, 3)).unwrap();
+        bench.step(&GradStore::default(), &context(1, 3)).unwrap();
         assert!(before == (bench.flat_bits(), bench.state_bytes()), "{name}");
     }
 }

@@ -1,5 +1,5 @@
 //! Parameter groups and hyperparameters by name.
-use crate::common::{Bench, bits, map, names, var};
+use crate::common::{AROUND, Bench, apart, bits, map, var};
 use candle_core::DType;
 use serde_json::{Map, Value, json};
 use taper_optim::{Group, Optimizer, Registry};
@@ -111,7 +111,7 @@ fn any_hyperparameter_may_differ_in_a_group() {
     // Every key of every optimizer, set in a group to a value that is not the default, acts on the group as it would
     // on an optimizer of its own, and on nothing else.
     let registry = Registry::builtin();
-    for name in names().into_iter().filter(|name| *name != "adagd") {
+    for name in apart().filter(|name| !AROUND.contains(name)) {
         let defaults = &registry.get(name).unwrap().defaults;
         for key in defaults.keys() {
             let other: Value = match (key.as_str(), &defaults[key]) {

@@ -6,6 +6,8 @@ use taper_optim::replay::{Options, replay};
 use taper_optim::{Registry, StateDict};
 
 const RECORD: &[u8] = include_bytes!("../golden/decgd_paper_zero_amsinf.safetensors");
+/// Several tensors, second gradients and their points.
+const SEVERAL: &[u8] = include_bytes!("../golden/modern/sam_wd.safetensors");
 
 fn survives(registry: &Registry, bytes: &[u8]) {
     let _ = replay(registry, bytes, &Options::default());
@@ -46,25 +48,29 @@ proptest! {
 
     #[test]
     fn mutated_records(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4), keep in any::<prop::sample::Index>(), cut: bool) {
-        let mut bytes = RECORD.to_vec();
-        for (at, byte) in edits {
-            let at = at.index(header(RECORD));
-            bytes[at] = byte;
+        for record in [RECORD, SEVERAL] {
+            let mut bytes = record.to_vec();
+            for (at, byte) in &edits {
+                let at = at.index(header(record));
+                bytes[at] = *byte;
+            }
+            if cut {
+                bytes.truncate(keep.index(record.len()));
+            }
+            survives(&Registry::builtin(), &bytes);
         }
-        if cut {
-            bytes.truncate(keep.index(RECORD.len()));
-        }
-        survives(&Registry::builtin(), &bytes);
     }
 
     #[test]
     fn mutated_numbers(at in any::<prop::sample::Index>(), value: f64) {
         // Any number at all among parameters, gradients, losses and rates.
-        let start = header(RECORD);
-        let mut bytes = RECORD.to_vec();
-        let place = start + 8 * at.index((RECORD.len() - start) / 8);
-        bytes[place..place + 8].copy_from_slice(&value.to_le_bytes());
-        survives(&Registry::builtin(), &bytes);
+        for record in [RECORD, SEVERAL] {
+            let start = header(record);
+            let mut bytes = record.to_vec();
+            let place = start + 8 * at.index((record.len() - start) / 8);
+            bytes[place..place + 8].copy_from_slice(&value.to_le_bytes());
+            survives(&Registry::builtin(), &bytes);
+        }
     }
 
     #[test]

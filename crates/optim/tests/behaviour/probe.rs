@@ -61,9 +61,9 @@ fn a_probe_changes_no_step_and_shows_finite_numbers() {
         let mut without = Bench::new(name, &[6, 2], DType::F32, 17);
         for t in 1..=4 {
             let grads = with.gradients(t, |p| p == 0 || t > 2);
-            with.optimizer.step(&grads, &context(17, t).probe(true)).unwrap();
+            with.step(&grads, &context(17, t).probe(true)).unwrap();
             let grads = without.gradients(t, |p| p == 0 || t > 2);
-            without.optimizer.step(&grads, &context(17, t)).unwrap();
+            without.step(&grads, &context(17, t)).unwrap();
             let probe = with.optimizer.probe().unwrap();
             assert_eq!(probe.params.len(), if t > 2 { 2 } else { 1 }, "{name}");
             for param in &probe.params {

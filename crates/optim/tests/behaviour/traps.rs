@@ -34,12 +34,12 @@ fn somebody_may_read_the_parameters_on_the_pool_meanwhile() {
             })
         };
         let named = vars.iter().enumerate().map(|(i, v)| (format!("p{i}"), v.clone())).collect();
-        for name in ["adam", "adagd"] {
+        for (name, steps) in [("adam", 60), ("adagd", 60), ("lamb", 3), ("lookahead", 6)] {
             let mut optimizer =
                 Registry::builtin().build(name, Vec::clone(&named), &Default::default()).unwrap();
             let mut grads = GradStore::default();
             vars.iter().for_each(|v| drop(grads.insert(v, v.as_tensor().affine(0.0, 1e-3).unwrap())));
-            for _ in 0..60 {
+            for _ in 0..steps {
                 optimizer.step(&grads, &StepContext::new()).unwrap();
             }
         }

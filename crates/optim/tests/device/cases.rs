@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use taper_optim::device::Source;
-use taper_optim::rule::{Config, Input, Loss, MAX_BUFFERS, Rule, SUMS, Scalars};
+use taper_optim::rule::{Config, Input, Loss, MAX_BUFFERS, Reduce, Rule, SUMS, Scalars};
 use taper_optim::rules::*;
 use taper_optim::{Deferred, Group, Optim, Optimizer, StepContext};
 
@@ -73,6 +73,22 @@ pub fn all() -> Vec<Box<dyn Case>> {
         of::<aegd::AegdRule>(json!({"weight_decay": 0.1})),
         of::<aegd::AegdRule>(json!({"weight_decay": 0.1, "decoupled": true})),
         of::<adagd::AdaGdRule>(json!({})),
+        of::<adamax::AdamaxRule>(json!({"weight_decay": 0.1})),
+        of::<nadam::NAdamRule>(json!({"weight_decay": 0.1})),
+        of::<nadam::NAdamRule>(json!({"weight_decay": 0.1, "decoupled_weight_decay": true})),
+        of::<nadamw::NAdamWRule>(json!({"weight_decay": 0.1})),
+        of::<lion::LionRule>(json!({"weight_decay": 0.1})),
+        of::<adan::AdanRule>(json!({"weight_decay": 0.1})),
+        of::<adan::AdanRule>(json!({"weight_decay": 0.1, "no_prox": true})),
+        of::<adopt::AdoptRule>(json!({"weight_decay": 0.1})),
+        of::<adopt::AdoptRule>(
+            json!({"weight_decay": 0.1, "decoupled_weight_decay": true, "clip_exponent": null}),
+        ),
+        of::<ademamix::AdEmaMixRule>(json!({"weight_decay": 0.1, "alpha_warmup": 4, "beta3_warmup": 4})),
+        of::<sf_adamw::SfAdamWRule>(json!({"weight_decay": 0.1, "warmup_steps": 4, "r": 1.0})),
+        of::<sf_sgd::SfSgdRule>(json!({"weight_decay": 0.1})),
+        of::<lars::LarsRule>(json!({"weight_decay": 0.1})),
+        of::<lars::LarsRule>(json!({"always_adapt": true, "momentum": 0.9, "nesterov": true})),
         of::<decgd::DecGdRule>(json!({"c": 0.5})),
         of::<decgd::DecGdRule>(json!({"ams": true, "weight_decay": 0.1, "decay": "paper"})),
         of::<decgd::DecGdRule>(json!({"ams": true, "ams_init": "inf", "x0": "first_iterate"})),
@@ -174,15 +190,29 @@ impl<R: Rule> Case for Of<R> {
                 scalars: vec![vec![0.0; R::Scalars::NAMES.len()]; sizes.len()],
                 grads: grads.iter().map(bytes).collect(),
             };
-            let sums = match R::REDUCE.is_some() && t > 1 {
-                true => sums(&Job { rows: rows(&cpu), steps: vec![step.clone()] }),
-                false => [0.0; SUMS],
+            let sums: Vec<[f64; SUMS]> = match R::REDUCE {
+                Some(Reduce::Together(_)) if t > 1 => {
+                    vec![sums(&Job { rows: rows(&cpu), steps: vec![step.clone()] }); sizes.len()]
+                }
+                // A reduction for each parameter, of that one alone.
+                Some(Reduce::Each(_)) => {
+                    let alone = rows(&cpu).into_iter().zip(&step.scalars).zip(&step.grads);
+                    alone
+                        .map(|((row, scalars), grad)| {
+                            let (scalars, grads) = (vec![scalars.clone()], vec![grad.clone()]);
+                            let step = Step { scalars, grads, ..step.clone() };
+                            sums(&Job { rows: vec![row], steps: vec![step] })
+                        })
+                        .collect()
+                }
+                _ => vec![[0.0; SUMS]; sizes.len()],
             };
             let seen = if host == Host::Knows { Loss::Known(loss) } else { Loss::OnDevice };
             for (r, memory) in memory.iter_mut().enumerate() {
                 let config = &configs[r % 2];
                 let lr = if r % 2 == 0 { lr } else { config.lr() * (lr / configs[0].lr()) };
-                let input = Input { t: t as u64, lr, momentum: config.momentum(), loss: Some(seen), sums };
+                let (t, momentum, sums) = (t as u64, config.momentum(), sums[r]);
+                let input = Input { t, lr, momentum, loss: Some(seen), sums };
                 step.scalars[r] = R::prepare(config, &input, memory).unwrap().values();
                 step.start = R::start(config, &input).unwrap();
             }

@@ -1,30 +1,46 @@
 //! One step of every optimizer over 24 million f32 parameters: in one tensor, and in the 110 tensors of a ResNet-34.
 //!
-//! A step is bound by memory, so that it is measured in bytes it must move, beside a plain copy on all threads.
+//! A step is bound by memory, so that it is measured in bytes it must move, beside a plain copy on all threads. Muon's is bound
+//! by its products: it is also measured on one matrix, in operations.
 use super::{BenchError, Case, Make, Prepared, Work, device};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-use taper_optim::{Registry, StepContext};
+use taper_optim::{Evaluated, Registry, StepContext};
 
-const ONE: [usize; 1] = [24_000_000];
+/// The shapes of parameters.
+type Shapes = Vec<Vec<usize>>;
+
+const ONE: usize = 24_000_000;
+/// A convolution of 512 filters over 512 channels, as a matrix.
+const MATRIX: [usize; 2] = [512, 4608];
 
 /// The tensors of a CIFAR ResNet-34.
-fn resnet34() -> Vec<usize> {
-    let mut sizes = vec![64 * 3 * 9, 64, 64];
+fn resnet34() -> Shapes {
+    let norm = |width: usize| [vec![width], vec![width]];
+    let mut shapes = vec![vec![64, 3, 3, 3]];
+    shapes.extend(norm(64));
     let mut from = 64;
     for (width, blocks) in [(64, 3), (128, 4), (256, 6), (512, 3)] {
         for _ in 0..blocks {
-            sizes.extend([width * from * 9, width, width, width * width * 9, width, width]);
+            shapes.push(vec![width, from, 3, 3]);
+            shapes.extend(norm(width));
+            shapes.push(vec![width, width, 3, 3]);
+            shapes.extend(norm(width));
             if from != width {
-                sizes.extend([width * from, width, width]);
+                shapes.push(vec![width, from, 1, 1]);
+                shapes.extend(norm(width));
             }
             from = width;
         }
     }
-    sizes.extend([10 * 512, 10]);
-    sizes
+    shapes.extend([vec![10, 512], vec![10]]);
+    shapes
+}
+
+fn elements(shapes: &Shapes) -> usize {
+    shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()
 }
 
 pub fn cases() -> Vec<Case> {
@@ -36,32 +52,33 @@ pub fn cases() -> Vec<Case> {
         named.push((entry.info.name.to_owned(), entry.info.name, defaults.clone()));
     }
     named.push(("padam-p0.3".to_owned(), "padam", general_power));
-    let layouts = [("one", ONE.to_vec()), ("resnet34", resnet34())];
+    let layouts = [("one", vec![vec![ONE]]), ("resnet34", resnet34())];
     let case =
-        |label: &str, optimizer: &str, config: &Map<String, Value>, (layout, sizes): &(&str, Vec<usize>)| {
-            let elements: usize = sizes.iter().sum();
+        |label: &str, optimizer: &str, config: &Map<String, Value>, (layout, shapes): &(&str, Shapes)| {
+            let elements = elements(shapes);
             // DecGD moves as many bytes as Adam and is held to PyTorch's fused AdamW.
             let peer = match label {
                 "adam" => Some("adam"),
                 "adamw" | "decgd" | "decgdw" => Some("adamw"),
+                "nadam" | "adamax" | "adafactor" | "lbfgs" => Some(label),
                 _ => None,
             };
-            let (optimizer, config, sizes) = (optimizer.to_owned(), config.clone(), sizes.clone());
+            let (optimizer, config, shapes) = (optimizer.to_owned(), config.clone(), shapes.clone());
             Case {
                 name: format!("optim/{label}/{layout}"),
                 unit: "GB/s",
                 amount: gigabytes(elements, bytes(&registry, &optimizer, &config)),
                 repeat: 1,
-                peer: peer.map(|peer| json!({"work": "optim", "optimizer": peer, "sizes": sizes})),
+                peer: peer.map(|peer| json!({"work": "optim", "optimizer": peer, "shapes": shapes})),
                 prepare: Box::new(move || {
-                    let ours = step(&optimizer, &config, &sizes)?;
+                    let ours = step(&optimizer, &config, &shapes)?;
                     let copy: Make = Box::new(move || Ok(copy(elements)));
                     let mut beside = vec![("copy", gigabytes(elements, 8), copy)];
                     // A copy in the CPU's memory says nothing about a GPU's.
                     beside.retain(|_| device().is_cpu());
                     if optimizer == "decgd" {
                         // Adam moves as many bytes: its rates compare as times do.
-                        let adam: Make = Box::new(move || step("adam", &Map::new(), &sizes));
+                        let adam: Make = Box::new(move || step("adam", &Map::new(), &shapes));
                         beside.push(("adam", gigabytes(elements, 28), adam));
                     }
                     Ok(Prepared { ours, beside })
@@ -69,7 +86,26 @@ pub fn cases() -> Vec<Case> {
             }
         };
     let pairs = layouts.iter().flat_map(|layout| named.iter().map(move |named| (layout, named)));
-    pairs.map(|(layout, (label, optimizer, config))| case(label, optimizer, config, layout)).collect()
+    let mut all: Vec<Case> =
+        pairs.map(|(layout, (label, optimizer, config))| case(label, optimizer, config, layout)).collect();
+    all.push(newton_schulz());
+    all
+}
+
+/// A step of Muon on one matrix: five times X Xᵀ, its square, and their product with X.
+fn newton_schulz() -> Case {
+    let [n, m] = MATRIX.map(|n| n as f64);
+    Case {
+        name: format!("optim/muon/{}x{}", MATRIX[0], MATRIX[1]),
+        unit: "GFLOP/s",
+        amount: 5.0 * (4.0 * n * n * m + 2.0 * n * n * n) * 1e-9,
+        repeat: 1,
+        peer: Some(json!({"work": "optim", "optimizer": "muon", "shapes": [MATRIX]})),
+        prepare: Box::new(|| {
+            let ours = step("muon", &Map::new(), &vec![MATRIX.to_vec()])?;
+            Ok(Prepared { ours, beside: Vec::new() })
+        }),
+    }
 }
 
 fn gigabytes(elements: usize, bytes: usize) -> f64 {
@@ -99,23 +135,37 @@ fn copy(elements: usize) -> Work {
     })
 }
 
-fn step(optimizer: &str, config: &Map<String, Value>, sizes: &[usize]) -> Result<Work, BenchError> {
-    let mut grads = GradStore::default();
-    let mut params = Vec::with_capacity(sizes.len());
-    for (i, size) in sizes.iter().enumerate() {
+fn step(optimizer: &str, config: &Map<String, Value>, shapes: &Shapes) -> Result<Work, BenchError> {
+    let mut params = Vec::with_capacity(shapes.len());
+    let mut gradients = Vec::with_capacity(shapes.len());
+    for (i, shape) in shapes.iter().enumerate() {
+        let size: usize = shape.iter().product();
         // Numbers of ordinary size and either sign.
         let wave =
-            |scale: f32| (0..*size).map(move |k| scale * ((k % 251) as f32 - 125.5)).collect::<Vec<f32>>();
-        let var = Var::from_tensor(&Tensor::from_vec(wave(0.01), *size, device())?)?;
-        grads.insert(&var, Tensor::from_vec(wave(0.001), *size, device())?);
+            |scale: f32| (0..size).map(move |k| scale * ((k % 251) as f32 - 125.5)).collect::<Vec<f32>>();
+        let var = Var::from_tensor(&Tensor::from_vec(wave(0.01), shape.clone(), device())?)?;
+        gradients.push((var.clone(), Tensor::from_vec(wave(0.001), shape.clone(), device())?));
         params.push((i.to_string(), var));
     }
     let mut optimizer = Registry::builtin().build(optimizer, params, config)?;
+    let store = move || {
+        let mut grads = GradStore::default();
+        for (var, gradient) in &gradients {
+            grads.insert(var, gradient.clone());
+        }
+        grads
+    };
+    let grads = store();
     // As the training loop, which knows the norm of the gradients before.
     let context = StepContext::new().loss(1.0).lr(1e-4).finite();
+    // Of two gradients the second costs nothing here: a network computes it.
+    let mut work = move || {
+        let mut again = || Ok(Evaluated { grads: store(), loss: None });
+        Ok(optimizer.step_twice(&grads, &context, &mut again)?)
+    };
     // The first step touches the state's memory for the first time.
-    optimizer.step(&grads, &context)?;
-    Ok(Box::new(move || Ok(optimizer.step(&grads, &context)?)))
+    work()?;
+    Ok(Box::new(work))
 }
 
 #[cfg(test)]
@@ -124,13 +174,14 @@ mod tests {
 
     #[test]
     fn a_resnet34_has_110_tensors() {
-        let sizes = resnet34();
+        let shapes = resnet34();
         // PyTorch counts 21 282 122 parameters.
-        assert_eq!((sizes.len(), sizes.iter().sum::<usize>()), (110, 21_282_122));
+        assert_eq!((shapes.len(), elements(&shapes)), (110, 21_282_122));
     }
 
     #[test]
     fn every_optimizer_is_measured_in_both_layouts() {
-        assert_eq!(cases().len(), 2 * (Registry::builtin().list("*").unwrap().count() + 1));
+        // And Muon on a matrix.
+        assert_eq!(cases().len(), 2 * (Registry::builtin().list("*").unwrap().count() + 1) + 1);
     }
 }

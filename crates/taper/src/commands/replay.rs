@@ -12,6 +12,7 @@ use taper_train::recipe::Device;
 /// Replays another implementation's record and prints how far ours is from it
 ///
 ///   cargo xtask replay crates/optim/tests/golden/*.safetensors
+///   cargo xtask replay crates/optim/tests/golden/modern/*.safetensors --dtype f32
 ///   cargo xtask replay record.safetensors --optimizer adam --set eps=1e-6 --dtype f32
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -63,23 +64,26 @@ pub fn run(args: &Args, registries: &Registries) -> Result<(), Failure> {
     for file in &args.files {
         let named = |e: String| Failure::usage(format!("error: {}: {e}", file.display()));
         let bytes = std::fs::read(file).map_err(|e| named(e.to_string()))?;
-        let (kind, name, abs, rel, tensor) = if models::is_record(&bytes) {
+        let (kind, name, abs, rel, tensor, compared) = if models::is_record(&bytes) {
             let dtype = options.dtype.unwrap_or(DType::F32);
             let r = models::replay_on(&bytes, &options.overrides, dtype, &device)
                 .map_err(|e| named(e.to_string()))?;
-            ("model", r.name, r.max_abs_error, r.max_rel_error, r.tensor)
+            ("model", r.name, r.max_abs_error, r.max_rel_error, r.tensor, None)
         } else {
             let r = replay(&registries.optimizers, &bytes, &options).map_err(|e| named(e.to_string()))?;
             if let Some(path) = &args.out {
                 save(path, &r).map_err(|e| Failure::other(format!("error: {}: {e}", path.display())))?;
             }
-            ("optimizer", r.name, r.max_abs_error, r.max_rel_error, r.tensor)
+            ("optimizer", r.name, r.max_abs_error, r.max_rel_error, r.tensor, Some(r.compared))
         };
         if args.json {
-            let line = json!({
+            let mut line = json!({
                 "file": file, "kind": kind, "name": name,
                 "max_abs_error": abs, "max_rel_error": rel, "tensor": tensor,
             });
+            if let Some(compared) = compared {
+                line["compared"] = json!(compared);
+            }
             writeln!(out, "{line}")?;
         } else {
             let stem = file.file_stem().unwrap_or_default().to_string_lossy();

@@ -1,0 +1,187 @@
+//! L-BFGS (Liu & Nocedal, 1989): a quasi-Newton step from the last few steps and gradient differences, without line search.
+//!
+//! All parameters are one vector.
+//!
+//! ```text
+//! max|g| ≤ tolerance_grad: nothing
+//! first:  p = -g,  step = η min(1, 1/Σ|g|) p
+//! later:  y = g - g_prev,  s = the last step;  y·s > 1e-10: remember (s, y), forget the oldest,  H = y·s / y·y
+//!         p = -(two-loop recursion over the pairs, from H g),  step = η p
+//! x ← x + step                                        unless g·p > -tolerance_change
+//! ```
+//!
+//! # Example
+//! ```
+//! # fn main() -> candle_core::Result<()> {
+//! use candle_core::{Device, Var};
+//! use taper_optim::{Lbfgs, LbfgsConfig};
+//!
+//! let x = Var::new(&[4f64, -2.0], &Device::Cpu)?;
+//! let scale = candle_core::Tensor::new(&[1f64, 25.0], &Device::Cpu)?;
+//! let mut optimizer = Lbfgs::new(vec![x.clone()], LbfgsConfig::default())?;
+//! for _ in 0..15 {
+//!     optimizer.backward_step(&(x.sqr()? * &scale)?.sum_all()?)?;
+//! }
+//! assert!(x.to_vec1::<f64>()?.iter().all(|x| x.abs() < 1e-6));
+//! # Ok(()) }
+//! ```
+//!
+//! # Where this differs
+//! - As PyTorch's LBFGS with `max_iter: 1` and no line search: one gradient a step, meant for full batches. PyTorch remembers
+//!   100 pairs.
+//! - The memory is one for all parameters. A step with gradients of other parameters than the last one starts it anew.
+//! - Groups may have rates of their own, which multiply p in their parameters.
+//! - Where the rate is scheduled, s is the step that was taken, with the rate of that time.
+//!
+//! Reference: *On the limited memory BFGS method for large scale optimization*, Mathematical Programming 45.
+use crate::rule::{Config, Info, Invalid, ranges, require};
+use crate::sums::{dot, largest, magnitudes, squares};
+use crate::{Result, TensorRule, TensorStep};
+use candle_core::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// Hyperparameters of L-BFGS.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LbfgsConfig {
+    /// Learning rate η. Defaults to 1.
+    pub lr: f64,
+    /// Pairs remembered. Defaults to 10.
+    pub history_size: usize,
+    /// The largest gradient at which nothing is to be done. Defaults to 1e-7.
+    pub tolerance_grad: f64,
+    /// How little a direction may descend before it is not taken. Defaults to 1e-9.
+    pub tolerance_change: f64,
+}
+
+impl Default for LbfgsConfig {
+    fn default() -> Self {
+        Self { lr: 1.0, history_size: 10, tolerance_grad: 1e-7, tolerance_change: 1e-9 }
+    }
+}
+
+impl Config for LbfgsConfig {
+    fn lr(&self) -> f64 {
+        self.lr
+    }
+    fn check(&self) -> Result<(), Invalid> {
+        ranges::lr(self.lr)?;
+        require(self.history_size > 0, "history_size", "at least 1 pair", 0.0)?;
+        ranges::at_least_zero("tolerance_grad", self.tolerance_grad)?;
+        ranges::at_least_zero("tolerance_change", self.tolerance_change)
+    }
+}
+
+/// The arithmetic of L-BFGS.
+#[derive(Debug)]
+pub struct LbfgsRule;
+
+const LBFGS: Info = Info {
+    name: "lbfgs",
+    about: "quasi-Newton steps from the last gradients",
+    paper: "Liu & Nocedal, On the limited memory BFGS method for large scale optimization",
+    year: 1989,
+    formula: "s = Δx, y = Δg of the last steps; x ← x - η H g with H from the pairs (s, y)",
+};
+
+/// Sixteen digits of a step's parameters that f64 holds exactly (FNV-1a).
+fn layout<'a>(names: impl Iterator<Item = (&'a str, usize)>) -> f64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let all = names.flat_map(|(name, n)| [name.as_bytes(), &[0xff], &n.to_le_bytes()].concat());
+    (all.fold(0xcbf2_9ce4_8422_2325, mix) >> 11) as f64
+}
+
+/// `pairs` with `new` behind them, at most `most`.
+fn remember(pairs: Option<&Tensor>, new: &Tensor, most: usize) -> Result<Tensor> {
+    let new = new.unsqueeze(0)?;
+    let all = match pairs {
+        Some(pairs) => Tensor::cat(&[pairs, &new], 0)?,
+        None => new,
+    };
+    let n = all.dim(0)?;
+    Ok(all.narrow(0, n.saturating_sub(most), n.min(most))?.contiguous()?)
+}
+
+impl TensorRule for LbfgsRule {
+    type Config = LbfgsConfig;
+    const SHARED: &'static [&'static str] = &["s", "y", "g", "step", "scale", "layout"];
+
+    fn names() -> Vec<(&'static Info, LbfgsConfig)> {
+        vec![(&LBFGS, LbfgsConfig::default())]
+    }
+
+    fn info(_: &LbfgsConfig) -> &'static Info {
+        &LBFGS
+    }
+
+    fn buffers(_: &LbfgsConfig) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn step(step: &mut TensorStep<LbfgsConfig>) -> Result<()> {
+        let params = &step.params;
+        let Some(c) = params.first().map(|p| p.config) else { return Ok(()) };
+        // The widest of all, so that no parameter loses digits.
+        let dtype = if params.iter().any(|p| p.g.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
+        let flat: Vec<Tensor> =
+            params.iter().map(|p| p.g.flatten_all()?.to_dtype(dtype)).collect::<candle_core::Result<_>>()?;
+        let g = Tensor::cat(&flat, 0)?;
+        if largest(&g)? <= c.tolerance_grad {
+            return Ok(());
+        }
+        let layout = layout(params.iter().map(|p| (p.name, p.g.elem_count())));
+        let shared = &mut step.shared;
+        if shared.number("layout") != layout {
+            *shared = Default::default();
+        }
+        let (direction, shrink) = match (shared.tensors.get("g"), shared.tensors.get("step")) {
+            (Some(previous), Some(s)) => {
+                let y = (&g - previous)?;
+                let curvature = dot(&y, s)?;
+                if curvature > 1e-10 {
+                    let all_s = remember(shared.tensors.get("s"), s, c.history_size)?;
+                    let all_y = remember(shared.tensors.get("y"), &y, c.history_size)?;
+                    shared.numbers.insert("scale", curvature / squares(&y)?);
+                    shared.tensors.extend([("s", all_s), ("y", all_y)]);
+                }
+                let scale = shared.numbers.get("scale").copied().unwrap_or(1.0);
+                let pairs = match (shared.tensors.get("s"), shared.tensors.get("y")) {
+                    (Some(s), Some(y)) => {
+                        let pair = |i| Ok((s.get(i)?, y.get(i)?));
+                        (0..s.dim(0)?).map(pair).collect::<Result<Vec<_>>>()?
+                    }
+                    _ => Vec::new(),
+                };
+                let mut direction = g.neg()?;
+                let mut shares = Vec::with_capacity(pairs.len());
+                for (s, y) in pairs.iter().rev() {
+                    let rho = 1.0 / dot(y, s)?;
+                    let share = rho * dot(s, &direction)?;
+                    direction = (direction - (y * share)?)?;
+                    shares.push((rho, share));
+                }
+                direction = (direction * scale)?;
+                for ((s, y), (rho, share)) in pairs.iter().zip(shares.into_iter().rev()) {
+                    let back = rho * dot(y, &direction)?;
+                    direction = (direction + (s * (share - back))?)?;
+                }
+                (direction, 1.0)
+            }
+            _ => (g.neg()?, (1.0 / magnitudes(&g)?).min(1.0)),
+        };
+        let descends = dot(&g, &direction)? <= -c.tolerance_change;
+        let (mut steps, mut from) = (Vec::with_capacity(step.params.len()), 0);
+        for p in &mut step.params {
+            let n = p.x.elem_count();
+            let part = (direction.narrow(0, from, n)? * (p.lr * shrink))?;
+            if descends {
+                p.set((&p.x + part.to_dtype(p.x.dtype())?.reshape(p.x.shape())?)?);
+            }
+            steps.push(part);
+            from += n;
+        }
+        step.shared.tensors.extend([("g", g), ("step", Tensor::cat(&steps, 0)?)]);
+        step.shared.numbers.insert("layout", layout);
+        Ok(())
+    }
+}

@@ -21,8 +21,9 @@ fn main() -> ExitCode {
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// All tests, with nextest where it is installed: the workspace, the examples in the documentation, and the downloads, whose
-/// crate does without candle. With arguments, the workspace's tests that match them.
+/// All tests, with nextest where it is installed: the workspace, the examples in the documentation, the downloads, whose
+/// crate does without candle, and sweeps on a real Slurm, which say what is missing where there is none. With arguments, the
+/// workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
@@ -37,7 +38,9 @@ fn test(args: &[String]) -> bool {
             || run(Command::new(cargo())
                 .args(["test", "--release", "--workspace", "--doc"])
                 .args(manifest()))
-                && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"])))
+                && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"]))
+                // Its output is shown: it says why it was skipped.
+                && run(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"])))
 }
 
 /// The commit that is checked out, and whether files differ from it; `None` without git.

@@ -92,8 +92,22 @@ pub fn folder(files: &[Source], format: &Records) -> Result<(Split, Split), Data
 /// Train and test from the `.tar.gz`. Nothing is written to disk.
 pub fn archive(path: &Path, format: &Records) -> Result<(Split, Split), DataError> {
     let file = open_regular(path)?;
-    let damaged = |e: std::io::Error| DataError::format(path, format!("not a readable .tar.gz: {e}"));
     let mut archive = tar::Archive::new(MultiGzDecoder::new(BufReader::new(file)).take(MOST_BYTES));
+    let unpacked = unpack(&mut archive, path, format);
+    // What was cut off there cannot be told from what is missing or damaged.
+    if archive.into_inner().limit() == 0 {
+        let message = format!("unpacks to more than {} MiB, twice what the set has", MOST_BYTES >> 20);
+        return Err(DataError::format(path, message));
+    }
+    unpacked
+}
+
+fn unpack(
+    archive: &mut tar::Archive<impl Read>,
+    path: &Path,
+    format: &Records,
+) -> Result<(Split, Split), DataError> {
+    let damaged = |e: std::io::Error| DataError::format(path, format!("not a readable .tar.gz: {e}"));
     // In the order the archive has them; train batches are put in their own order afterwards.
     let mut train: Vec<Option<Split>> = format.train.iter().map(|_| None).collect();
     let mut test = None;

@@ -392,3 +392,20 @@ fn peak_megabytes() -> Option<u64> {
     let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? / 1024)
 }
+
+/// Zeros pack a thousandfold: what a file unpacks to is bounded by what the set has, not by its size on the disk.
+#[test]
+fn an_archive_is_not_unpacked_beyond_any_set() {
+    const NAME: &str = "cifar-10-binary.tar.gz";
+    let mut header = tar::Header::new_old();
+    header.set_path("notes.txt").unwrap();
+    header.set_size(1 << 32);
+    header.set_cksum();
+    let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+    packed.write_all(header.as_bytes()).unwrap();
+    (0..520).for_each(|_| packed.write_all(&[0; 1 << 20]).unwrap());
+    let packed = packed.finish().unwrap();
+    assert!(packed.len() < 8 << 20);
+    let error = Dir::new(&[(NAME, &packed)]).error("cifar10", NAME);
+    assert!(error.contains("unpacks to more than 512 MiB"), "{error}");
+}

@@ -37,6 +37,9 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
             "clip_norm: 1, checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}",
         ),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {seconds: 60}, on_divergence: record}"),
+        format!(
+            "{BASE}cluster: {{partition: gpu, time: '1:00:00', memory: 4G, gpus: a100:2, extra: [--qos=low]}}\n"
+        ),
         // Defaults that are spelled out.
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),
         format!("{BASE}schedule: {{kind: constant, per: epoch}}\n"),

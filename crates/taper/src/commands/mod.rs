@@ -40,6 +40,7 @@ Variables:
   TAPER_DATA     where to look for data sets after --data
   TAPER_CACHE    the folder of downloads and digests
   TAPER_OFFLINE  1: never use the network
+  TAPER_HOST     the name by which locks know this machine, in place of its own
   TAPER_ISA      computes as a lesser processor would: portable, avx2 or avx512; a run goes on only with the kernels it began with";
 
 /// Options of every command.

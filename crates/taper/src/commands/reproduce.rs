@@ -157,7 +157,6 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: signals::stop_flag(),
-        wait: true,
         ..Options::default()
     };
     let mut sweep = Sweep::open(&recipes, registries, &options)?;
@@ -172,6 +171,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         threads: common.threads.unwrap_or_else(sweep::cores),
         program: sweep::program()?,
         args: sweep::run_args(common),
+        devices: Vec::new(),
     };
     if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
         let (left, all) = (sweep.missing().count(), sweep.runs().len());

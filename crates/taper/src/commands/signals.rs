@@ -1,7 +1,7 @@
 //! Signals that ask a training to stop: it ends with a checkpoint, and the command with 128 and the signal's number.
 //!
-//! An interrupt comes from a person, whose second one ends the process at once. The others (a closed terminal, Slurm, Docker) may
-//! come several times and mean the same: whoever is in a hurry then kills.
+//! An interrupt comes from a person, whose second one ends the process at once. The others (a closed terminal, Slurm's TERM or
+//! USR1, Docker) may come several times and mean the same: whoever is in a hurry then kills.
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -50,7 +50,7 @@ fn tell() {
 #[cfg(unix)]
 mod unix {
     use super::{FIRST, INTERRUPT, Ordering, tell};
-    use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, c_int};
+    use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, SIGUSR1, c_int};
     use std::mem::MaybeUninit;
     use std::ptr;
 
@@ -75,7 +75,7 @@ mod unix {
     /// Has the handler called, unless the signal was to be ignored: `nohup` says so of a closed terminal.
     pub fn listen() {
         const _: () = assert!(SIGINT == INTERRUPT);
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
             // SAFETY: both structures are valid; the one that is read was filled by the call before.
             unsafe {
                 let mut before = MaybeUninit::<libc::sigaction>::zeroed();

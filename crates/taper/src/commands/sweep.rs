@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use taper_report::{Form, document, load};
 use taper_train::run::{Options, Show};
-use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, slurm, table};
+use taper_train::sweep::slurm::{self, SlurmError};
+use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, table};
 use taper_train::{Recipe, Registries};
 
 /// Does what is missing of a recipe's runs and prints their table
@@ -14,7 +15,7 @@ use taper_train::{Recipe, Registries};
 ///
 ///   cargo xtask sweep recipes/sweeps/c-robustness-mnist.yaml
 ///   cargo xtask sweep recipes/sweeps/lr-and-c.yaml --jobs 4 --set sweep.seeds=[1] --out lr-and-c.html
-///   cargo xtask sweep recipes/sweeps/c-robustness.yaml --launcher slurm --jobs 8 --dry-run
+///   cargo xtask sweep recipes/sweeps/c-robustness.yaml --launcher slurm --jobs 8 --set cluster.partition=gpu --print
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
@@ -37,8 +38,17 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     out: Vec<PathBuf>,
     /// Starts nothing: lists the runs to do, or prints the Slurm script
-    #[arg(long)]
+    #[arg(long, visible_alias = "print")]
     dry_run: bool,
+    /// Starts nothing: prints the table of what there is, while others may be at work
+    #[arg(long, conflicts_with = "dry_run")]
+    collect: bool,
+    /// GPUs of each job: every one sees its own (CUDA_VISIBLE_DEVICES)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    gpus_per_job: Option<u16>,
+    /// Goes on where the file system's locks do not reach other machines: no other sweep works in this folder
+    #[arg(long)]
+    alone: bool,
     /// One JSON object a configuration in place of the table
     #[arg(long)]
     json: bool,
@@ -48,7 +58,7 @@ pub struct Args {
 enum Launcher {
     /// Processes on this machine
     Local,
-    /// An array job: writes its script and says how to submit it
+    /// An array job of Slurm: submits what is missing and not in the queue
     Slurm,
 }
 
@@ -60,20 +70,21 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         search: common.search(),
         show: if common.quiet { Show::Quiet } else { Show::Auto },
         stop: signals::stop_flag(),
-        wait: true,
         ..Options::default()
     };
     if !common.quiet {
         recipe.warnings().iter().for_each(|warning| eprintln!("{warning}"));
     }
     let name = recipe.name.clone();
+    let devices = devices(args)?;
     let recipes = [recipe];
     let mut sweep = Sweep::open(&recipes, registries, &options)?;
     if !common.quiet {
         lint::recipes(&recipes).iter().for_each(|finding| eprintln!("note: {finding}"));
     }
     match args.launcher {
-        Launcher::Slurm => return submit(args, common, &sweep, name.clone(), registries),
+        _ if args.collect => {}
+        Launcher::Slurm => return submit(args, common, &sweep, &recipes[0], registries),
         Launcher::Local if args.dry_run => {
             for run in sweep.missing() {
                 writeln!(std::io::stdout(), "{}  {}", run.recipe.directory(), run.label())?;
@@ -82,16 +93,32 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         }
         Launcher::Local => {}
     }
-    if sweep.missing().next().is_none() && !common.quiet {
-        eprintln!("all {} runs were done before, nothing to do", sweep.runs().len());
+    let (missing, all) = (sweep.missing().count(), sweep.runs().len());
+    if missing == 0 && !common.quiet {
+        eprintln!("all {all} runs were done before, nothing to do");
+    }
+    if missing > 0 && args.collect {
+        eprintln!("{missing} of {all} runs have no result yet");
+    }
+    let train = missing > 0 && !args.collect;
+    if train
+        && !args.alone
+        && let Some(why) = sweep.unshared()?
+    {
+        return Err(Failure::other(format!(
+            "error: {}: {why}: a sweep on another machine could train the same run at the same time. Mount it with locks that all \
+             machines share (NFS: version 4, or lockd; Lustre: -o flock), or say --alone if no other sweep works in this folder",
+            args.runs.display()
+        )));
     }
     let processes = Processes {
         jobs: args.jobs.map_or(1, usize::from),
         threads: common.threads.unwrap_or_else(cores),
         program: program()?,
         args: run_args(common),
+        devices,
     };
-    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
+    if train && sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
         let missing = sweep.missing().count();
         let message =
             format!("stopped with {missing} of {} runs to do; the same command goes on", sweep.runs().len());
@@ -136,35 +163,76 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     }
 }
 
-/// The array job: printed with `--dry-run`, else written, with what to do then.
+/// The array job: printed with `--print`, else submitted.
 fn submit(
     args: &Args,
     common: &Common,
     sweep: &Sweep,
-    name: String,
+    recipe: &Recipe,
     registries: &Registries,
 ) -> Result<(), Failure> {
-    if sweep.missing().next().is_none() {
-        eprintln!("all {} runs were done before, nothing to submit", sweep.runs().len());
+    let (missing, all) = (sweep.missing().count(), sweep.runs().len());
+    if missing == 0 {
+        eprintln!("all {all} runs were done before, nothing to submit");
         return Ok(());
     }
+    let cluster = recipe.cluster.clone();
     let job = slurm::Job {
-        name,
+        name: recipe.name.clone(),
         program: program()?,
-        cpus: common.threads.unwrap_or(4),
+        cpus: common
+            .threads
+            .unwrap_or(cluster.cpus.map_or(4, |cpus| usize::try_from(cpus).unwrap_or(usize::MAX))),
         jobs: args.jobs.map(usize::from),
         args: run_args(common),
+        cluster,
+    };
+    let failed = |e: SlurmError| match e {
+        SlurmError::Run(e) => e.into(),
+        // Shown at its key.
+        SlurmError::Refused { program, said }
+            if said.contains("partition") && recipe.cluster.partition.is_some() =>
+        {
+            recipe.error_at("cluster.partition", format!("{program} refused: {said}")).into()
+        }
+        e => Failure::other(format!("error: {e}")),
     };
     if args.dry_run {
-        write!(std::io::stdout(), "{}", slurm::script(sweep, &job))?;
+        write!(std::io::stdout(), "{}", slurm::script(sweep, &job).map_err(failed)?)?;
         return Ok(());
     }
-    let path = slurm::write(sweep, &job, registries)?;
-    writeln!(std::io::stdout(), "{}", slurm::submit_command(&path))?;
-    eprintln!(
-        "submit it with the command above; when the job has ended, the same sweep without --launcher prints the table"
-    );
+    let slurm::Submission { job, submitted, queued } =
+        slurm::submit(sweep, &job, registries).map_err(failed)?;
+    let before = format!("{} of {all} runs were done before, {queued} are in the queue", all - missing);
+    match job {
+        None => eprintln!("nothing to submit: {before}"),
+        Some(job) => {
+            writeln!(std::io::stdout(), "{job}")?;
+            eprintln!(
+                "job {job} has {submitted} tasks; {before}. The same sweep with --collect prints the table at any time"
+            );
+        }
+    }
     Ok(())
+}
+
+/// The GPUs of each job: those that this process may see, in order.
+fn devices(args: &Args) -> Result<Vec<String>, Failure> {
+    let Some(each) = args.gpus_per_job.map(usize::from) else { return Ok(Vec::new()) };
+    let jobs = args.jobs.map_or(1, usize::from);
+    let seen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let seen: Vec<String> = match &seen {
+        Some(list) => list.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect(),
+        None => (0..jobs * each).map(|id| id.to_string()).collect(),
+    };
+    if seen.len() < jobs * each {
+        return Err(Failure::usage(format!(
+            "error: --jobs {jobs} with --gpus-per-job {each} takes {} GPUs, and CUDA_VISIBLE_DEVICES names {}",
+            jobs * each,
+            seen.len()
+        )));
+    }
+    Ok(seen.chunks(each).take(jobs).map(|own| own.join(",")).collect())
 }
 
 pub(super) fn program() -> Result<PathBuf, Failure> {

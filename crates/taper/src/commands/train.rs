@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use taper_figures::table::Table;
-use taper_train::run::{self, Options, Outcome, Show, Status, Watch};
+use taper_train::run::{self, Options, Outcome, RunError, Show, Status, Watch};
+use taper_train::sweep::BUSY;
 use taper_train::{Recipe, Registries};
 
 /// Trains recipes; goes on by itself where a run was interrupted
@@ -38,6 +39,9 @@ pub struct Args {
     /// Goes on with other kernels or on another device than the run began with; the result then says that it is mixed
     #[arg(long)]
     allow_mixed: bool,
+    /// Waits where another process is at work on a run, rather than to fail
+    #[arg(long)]
+    wait: bool,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
     #[arg(long, hide = true)]
     worker: bool,
@@ -58,7 +62,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         search: common.search(),
         show: if common.quiet || args.worker { Show::Quiet } else { Show::Auto },
         stop: signals::stop_flag(),
-        wait: args.worker,
+        wait: args.wait,
         fresh: args.fresh,
         allow_mixed: args.allow_mixed,
         watch: if args.worker { tell_steps() } else { Watch::default() },
@@ -76,7 +80,11 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
-            outcomes.push((label, run::run(one, registries, &options)?));
+            let ended = run::run(one, registries, &options).map_err(|e| match &e {
+                RunError::Busy { .. } if args.worker => Failure { message: e.to_string(), code: BUSY },
+                _ => e.into(),
+            });
+            outcomes.push((label, ended?));
         }
         report(path, &outcomes, args, common)?;
         for (_, outcome) in &outcomes {

@@ -73,8 +73,13 @@ fn a_request_to_stop_is_a_checkpoint_and_the_same_command_goes_on() {
 
     let runs = folder.path().join("interrupted");
     let mut interrupted = 0;
-    for (lines, asked) in [(1, libc::SIGTERM), (60, libc::SIGHUP), (120, libc::SIGINT), (400, libc::SIGTERM)]
-    {
+    for (lines, asked) in [
+        (1, libc::SIGTERM),
+        (60, libc::SIGHUP),
+        (120, libc::SIGINT),
+        (240, libc::SIGUSR1),
+        (400, libc::SIGTERM),
+    ] {
         let mut child =
             LSTM.train(&runs).args(own).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         // On a busy machine it may come to its end unseen; a process that ended takes a signal in silence.

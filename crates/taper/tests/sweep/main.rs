@@ -4,4 +4,8 @@ mod interrupts;
 mod lint;
 mod outcomes;
 mod plan;
+#[cfg(unix)]
+mod shared;
+#[cfg(unix)]
+mod slurm;
 mod support;

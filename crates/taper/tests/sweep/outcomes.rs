@@ -1,7 +1,6 @@
 //! What a sweep does and prints when nobody interrupts it.
 use super::support::{Place, SWEEP, said, sessions};
 use serde_json::Value;
-use std::collections::BTreeSet;
 
 #[test]
 fn the_number_of_jobs_changes_no_byte_and_a_second_sweep_starts_nothing() {
@@ -170,42 +169,6 @@ fn a_dry_run_lists_what_is_to_do() {
     assert_eq!(list.lines().count(), 12);
     assert!(list.lines().next().unwrap().ends_with("  c=10 seed=1"), "{list}");
     assert!(place.runs("runs").is_empty(), "nothing was started");
-}
-
-/// The script of an array job is run by hand, task by task, as Slurm would.
-#[test]
-#[cfg(unix)]
-fn a_slurm_script_does_one_run_a_task() {
-    let place = Place::new(SWEEP);
-    let slurm = ["--launcher", "slurm", "--jobs", "4", "--set", "sweep.seeds=[1]"];
-    let dry = place.sweep("a b", &[&slurm[..], &["--dry-run"]].concat());
-    let script = String::from_utf8(dry.stdout).unwrap();
-    assert!(place.runs("a b").is_empty());
-    assert!(script.contains("/recipe.yaml --resolved "), "{script}");
-    for line in
-        ["#!/bin/bash", "#SBATCH --job-name=tiny", "#SBATCH --array=1-4%4", "#SBATCH --cpus-per-task=2"]
-    {
-        assert!(script.lines().any(|found| found == line), "{line} in\n{script}");
-    }
-    let written = place.table("a b", &slurm);
-    let path = place.path("a b").join("tiny.sbatch");
-    assert_eq!(written, format!("sbatch '{}'\n", path.display()));
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), script);
-
-    let task = |index: &str| {
-        let mut bash = std::process::Command::new("bash");
-        bash.arg(&path).env("SLURM_ARRAY_TASK_ID", index).env("SLURM_CPUS_PER_TASK", "1");
-        bash.env("TAPER_OFFLINE", "1").output().unwrap()
-    };
-    for index in ["3", "1"] {
-        let output = task(index);
-        assert!(output.status.success(), "{}", said(&output));
-    }
-    let left = place.table("a b", &["--dry-run", "--set", "sweep.seeds=[1]"]);
-    let left: BTreeSet<&str> = left.lines().filter_map(|line| line.split("  ").nth(1)).collect();
-    assert_eq!(left, BTreeSet::from(["c=1 seed=1", "c=1e-8 seed=1"]));
-    // What is submitted again holds only these.
-    assert!(place.sweep("a b", &[&slurm[..], &["--dry-run"]].concat()).stdout.len() < script.len());
 }
 
 #[test]

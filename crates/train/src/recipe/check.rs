@@ -6,7 +6,7 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Augment, Average, Data, Group, Map, Optimizer, Select, Spec};
+use super::schema::{Augment, Average, Cluster, Data, Group, Map, Optimizer, Select, Spec};
 use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
@@ -221,8 +221,34 @@ pub(super) fn check(spec: &Spec, layers: &Layers, sections: &dyn Sections) -> Re
     for (index, group) in spec.optimizer.groups.iter().enumerate() {
         checks.pattern(&Path::parse("optimizer.groups").index(index).key("match"), &group.pattern)?;
     }
+    checks.cluster(&spec.cluster)?;
     checks.train(spec)
 }
+
+/// A text with its line breaks shown.
+fn on_one_line(text: &str) -> String {
+    format!("`{}`", text.replace('\n', "↵").replace(char::is_control, " "))
+}
+
+/// Options of `sbatch` that a sweep writes, and what sets them.
+const TAKEN: [(&str, &str); 16] = [
+    ("array", ""),
+    ("job-name", "`name`"),
+    ("ntasks", "`cluster.ranks`"),
+    ("cpus-per-task", "`cluster.cpus`"),
+    ("partition", "`cluster.partition`"),
+    ("time", "`cluster.time`"),
+    ("mem", "`cluster.memory`"),
+    ("gpus-per-task", "`cluster.gpus`"),
+    ("requeue", ""),
+    ("no-requeue", ""),
+    ("signal", ""),
+    ("output", ""),
+    ("open-mode", ""),
+    ("parsable", ""),
+    ("test-only", ""),
+    ("wrap", ""),
+];
 
 struct Checks<'a> {
     layers: &'a Layers,
@@ -253,6 +279,56 @@ impl Checks<'_> {
 
     fn positive(&self, path: &str, value: Option<f64>) -> Result<(), RecipeError> {
         value.map_or(Ok(()), |value| self.demand(value > 0.0, path, "greater than 0", value))
+    }
+
+    /// These become lines of a script: each is one word of the kind that is meant, or one option.
+    fn cluster(&self, cluster: &Cluster) -> Result<(), RecipeError> {
+        let letters = |text: &str, more: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
+        };
+        let number = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+        let memory = |text: &str| number(text.strip_suffix(['K', 'M', 'G', 'T']).unwrap_or(text));
+        let gpus = |text: &str| match text.split_once(':') {
+            Some((kind, count)) => letters(kind, "._-") && number(count),
+            None => number(text),
+        };
+        let time = |text: &str| {
+            let (days, rest) = text.split_once('-').map_or((None, text), |(days, rest)| (Some(days), rest));
+            days.is_none_or(number) && rest.split(':').count() <= 3 && rest.split(':').all(number)
+        };
+        let partition = |text: &str| letters(text, "._,-");
+        let word = |key: &str, value: &Option<String>, fits: &dyn Fn(&str) -> bool, range: &str| {
+            let Some(value) = value else { return Ok(()) };
+            self.demand(fits(value), &format!("cluster.{key}"), range, on_one_line(value))
+        };
+        word("partition", &cluster.partition, &partition, "a name, or several with commas between them")?;
+        let times = "minutes, `hours:minutes:seconds` or `days-hours:minutes:seconds`";
+        word("time", &cluster.time, &time, times)?;
+        word("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T")?;
+        word("gpus", &cluster.gpus, &gpus, "a number, or `type:number`")?;
+        self.at_least_one("cluster.cpus", cluster.cpus)?;
+        self.at_least_one("cluster.ranks", cluster.ranks)?;
+        for (index, option) in cluster.extra.iter().enumerate() {
+            let path = Path::parse("cluster.extra").index(index);
+            let key = option.strip_prefix("--").and_then(|rest| rest.split('=').next()).unwrap_or_default();
+            if !letters(key, "-") || option.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
+                let message = format!(
+                    "{path} must be one option of sbatch (`--account=physics`) without quotes, backslashes and line \
+                     breaks, found {}",
+                    on_one_line(option)
+                );
+                return Err(self.fail(&path, message));
+            }
+            // Slurm takes an option's beginning for the option.
+            if let Some((known, instead)) = TAKEN.iter().find(|(known, _)| known.starts_with(key)) {
+                let message = match *instead {
+                    "" => format!("{path}: a sweep sets --{known} itself"),
+                    instead => format!("{path}: --{known} is set by {instead}"),
+                };
+                return Err(self.fail(&path, message));
+            }
+        }
+        Ok(())
     }
 
     /// The name is the first part of the run directory's.

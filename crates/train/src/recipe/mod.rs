@@ -56,8 +56,9 @@ pub use error::{ErrorKind, RecipeError};
 pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
-    Augment, Average, Bptt, Budget, Checkpoint, Data, Device, EarlyStop, Group, Holdout, LossForScale, Map,
-    Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select, Spec, Task, Train,
+    Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, EarlyStop, Group, Holdout,
+    LossForScale, Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select,
+    Spec, Task, Train,
 };
 
 use layers::Layers;

@@ -14,7 +14,7 @@ use taper_data::Subset;
 pub type Map = serde_json::Map<String, serde_json::Value>;
 
 /// The keys of a recipe's root.
-pub(super) const SECTIONS: [&str; 11] = [
+pub(super) const SECTIONS: [&str; 12] = [
     "extends",
     "name",
     "seed",
@@ -26,6 +26,7 @@ pub(super) const SECTIONS: [&str; 11] = [
     "schedule",
     "train",
     "sweep",
+    "cluster",
 ];
 
 /// The settings of one run.
@@ -53,6 +54,9 @@ pub struct Spec {
     pub schedule: Schedule,
     /// The loop.
     pub train: Train,
+    /// What a sweep asks of a cluster. It is no part of a run: neither of its id nor of the recipe in its folder.
+    #[serde(default, skip_serializing)]
+    pub cluster: Cluster,
 }
 
 /// What a run works on.
@@ -562,4 +566,56 @@ impl Bptt {
     fn least() -> usize {
         1
     }
+}
+
+/// What `sweep --launcher slurm` asks Slurm for, for each run. What is not given is the cluster's default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Cluster {
+    /// The partition, or several with commas between them.
+    #[serde(default)]
+    pub partition: Option<String>,
+    /// The longest time of a task, as Slurm has it: minutes, `12:00:00`, `2-00:00:00`. A task that needs more goes on in a next one.
+    #[serde(default, deserialize_with = "word")]
+    pub time: Option<String>,
+    /// Memory a node: `16G`, or megabytes.
+    #[serde(default, deserialize_with = "word")]
+    pub memory: Option<String>,
+    /// GPUs a rank, with their type if it matters: `1`, `a100:2`.
+    #[serde(default, deserialize_with = "word")]
+    pub gpus: Option<String>,
+    /// Processors a rank; `--threads` has the last word.
+    #[serde(default)]
+    pub cpus: Option<u64>,
+    /// Processes a run, started by `srun`.
+    #[serde(default)]
+    pub ranks: Option<u64>,
+    /// More options of `sbatch`: `--account=physics`.
+    #[serde(default)]
+    pub extra: Vec<String>,
+}
+
+/// A text, or a whole number as one.
+fn word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    struct WordVisitor;
+    impl<'de> Visitor<'de> for WordVisitor {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text or a whole number")
+        }
+
+        fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_u64<E: de::Error>(self, value: u64) -> Result<Self::Value, E> {
+            Ok(Some(value.to_string()))
+        }
+
+        fn visit_str<E: de::Error>(self, value: &str) -> Result<Self::Value, E> {
+            Ok(Some(value.to_owned()))
+        }
+    }
+    deserializer.deserialize_any(WordVisitor)
 }

@@ -135,7 +135,7 @@ impl Reader<'_> {
         let entries = (0..count).map(|index| {
             let path = path.index(index);
             let (_, node) = self.layers.find(&path).ok_or_else(|| de::missing(&path, self.layers))?;
-            match node.entry("sweep").or(node.entry("extends")) {
+            match node.entry("sweep").or(node.entry("extends")).or(node.entry("cluster")) {
                 Some(entry) => {
                     Err(RecipeError::new(ErrorKind::Value, format!("`{}` cannot be varied", entry.key))
                         .at(&entry.key_span))
@@ -159,7 +159,7 @@ impl Reader<'_> {
                 return Err(RecipeError::new(ErrorKind::Type, message).at(&node.span));
             }
         };
-        if key.split('.').next().is_some_and(|section| matches!(section, "sweep" | "extends")) {
+        if key.split('.').next().is_some_and(|section| matches!(section, "sweep" | "extends" | "cluster")) {
             return Err(RecipeError::new(ErrorKind::Value, format!("`{key}` cannot be varied")).at(key_span));
         }
         let entry =

@@ -22,7 +22,7 @@ mod gather;
 mod inputs;
 mod inspect;
 mod locate;
-mod lock;
+pub(crate) mod lock;
 mod manifest;
 mod metrics;
 mod network;

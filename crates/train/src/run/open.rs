@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
         let told: Vec<String> = recipe.warnings().iter().map(ToString::to_string).collect();
         let late = recipe.warnings_for(epochs, steps).into_iter().map(|warning| warning.to_string());
         late.filter(|warning| !told.contains(warning))
-            .for_each(|warning| warn!("{}: {warning}", recipe.name));
+            .for_each(|warning| warn!("{}: {}", recipe.name, warning.trim_start_matches("warning: ")));
         let progress = Progress::new(&recipe.name, steps, state.step, options.show);
         let timing = Timing::new(&folder, state.step);
         Ok(Self {

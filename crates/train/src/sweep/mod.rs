@@ -14,22 +14,24 @@
 mod cell;
 pub mod lint;
 mod processes;
+mod queue;
 pub mod settings;
 pub mod slurm;
 mod view;
 
 pub use cell::text as setting_text;
 pub use cell::{Cell, Trial, table};
-pub use processes::Processes;
+pub use processes::{BUSY, Processes};
 
 use crate::run::{self, Inputs, Look, Options, RunError, Status, Summary};
 use crate::{Recipe, Registries};
+use queue::{Next, Queue};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use tracing::warn;
+use tracing::{info, warn};
 use view::View;
 
 /// A set of runs and what is known of each.
@@ -113,10 +115,9 @@ impl Sweep {
         let runs = all.map(|recipe| {
             let own = options.runs.join(recipe.directory());
             let others = folders.get(recipe.id()).into_iter().flatten();
-            let found = std::iter::once(&own).chain(others).find_map(|folder| {
-                let summary = result(folder, recipe)?;
-                same_inputs(folder, recipe, &mut look).then_some((folder, summary))
-            });
+            let found = std::iter::once(&own)
+                .chain(others)
+                .find_map(|folder| found(folder, recipe, &mut look).map(|summary| (folder, summary)));
             let (folder, state) = match found {
                 Some((folder, summary)) => (folder.clone(), State::Done(Box::new(summary))),
                 None => (own, State::Missing),
@@ -153,22 +154,31 @@ impl Sweep {
     }
 
     fn run_here(&mut self, registries: &Registries) -> Result<Ended, RunError> {
-        for index in self.waiting() {
-            let ended = run::run(&self.runs[index].recipe, registries, &self.options);
-            match ended {
-                Err(RunError::Interrupted { .. }) if self.options.stop.load(Ordering::Relaxed) => {
-                    return Ok(Ended::Interrupted);
+        let mut queue = Queue::new(self, registries);
+        let options = Options { wait: false, ..self.options.clone() };
+        let stopped = || options.stop.load(Ordering::Relaxed);
+        loop {
+            match queue.next(self) {
+                Next::Start(index) => match run::run(&self.runs[index].recipe, registries, &options) {
+                    Err(RunError::Interrupted { .. }) if stopped() => return Ok(Ended::Interrupted),
+                    Err(RunError::Busy { .. }) => queue.put_off(index),
+                    ended => self.note(index, ended.err().map(|e| e.to_string()).unwrap_or_default()),
+                },
+                Next::Wait if stopped() => return Ok(Ended::Interrupted),
+                Next::Wait => std::thread::sleep(queue::LOOK),
+                Next::Later(index, holder) => {
+                    info!("{}: {holder} is at work on it: later", self.runs[index].folder.display());
                 }
-                ended => self.note(index, ended.err().map(|e| e.to_string()).unwrap_or_default()),
+                Next::Done(_) => {}
+                Next::Nothing => return Ok(Ended::All),
             }
         }
-        Ok(Ended::All)
     }
 
-    /// The indices of the runs to do.
-    fn waiting(&self) -> Vec<usize> {
-        let missing = |run: &Run| !matches!(run.state, State::Done(_));
-        (0..self.runs.len()).filter(|index| missing(&self.runs[*index])).collect()
+    /// Why this sweep and one on another machine could both train a run of its folder; `None` where locks keep them apart, as
+    /// far as this machine knows.
+    pub fn unshared(&self) -> Result<Option<String>, RunError> {
+        run::lock::unshared(&self.options.runs)
     }
 
     /// Takes note of a run that ended: by its result, or by `message` if it left none.
@@ -191,6 +201,11 @@ impl Sweep {
 fn result(folder: &Path, recipe: &Recipe) -> Option<Summary> {
     let summary = run::folder::summary(folder).ok().flatten()?;
     (summary.status != Status::Interrupted && summary.id == recipe.id()).then_some(summary)
+}
+
+/// A run's result, if it is one of the inputs that there are now.
+fn found(folder: &Path, recipe: &Recipe, look: &mut Look) -> Option<Summary> {
+    result(folder, recipe).filter(|_| same_inputs(folder, recipe, look))
 }
 
 /// Whether a result is one of the inputs that there are now.

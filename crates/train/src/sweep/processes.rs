@@ -3,12 +3,14 @@
 //! A worker is `taper train RUN/recipe.yaml --worker --resolved`: it trains what the file says, whatever `TAPER__` variables
 //! are set, writes a [`Tick`] as a line of JSON on standard output now and
 //! then, what it has to say on standard error, and stops with a checkpoint when its standard input ends. The input ends
-//! when the sweep asks it to stop, and also when the sweep itself is killed: no worker outlives it for long.
+//! when the sweep asks it to stop, and also when the sweep itself is killed: no worker outlives it for long. One that finds
+//! another process at work on its run ends with [`BUSY`]: the run is put off, and another takes the worker's place.
+use super::queue::{Next, Queue};
 use super::view::View;
 use super::{Ended, State, Sweep};
 use crate::Registries;
 use crate::run::{RunError, Status, Tick, write_recipe};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -29,7 +31,13 @@ pub struct Processes {
     pub program: PathBuf,
     /// Arguments for every run: where data is (`--data DIR`, `--offline`).
     pub args: Vec<OsString>,
+    /// The GPUs of each job, as `CUDA_VISIBLE_DEVICES` has them; jobs beyond these, and all if it is empty, see what the sweep
+    /// does.
+    pub devices: Vec<String>,
 }
+
+/// The exit code of a worker that found another process at work on its run.
+pub const BUSY: u8 = 75;
 
 /// What a worker reports.
 enum Report {
@@ -46,33 +54,47 @@ pub(super) fn run(
     processes: &Processes,
     view: &mut View,
 ) -> Result<Ended, RunError> {
-    let mut waiting = VecDeque::from(sweep.waiting());
-    let mut running: BTreeMap<usize, Option<ChildStdin>> = BTreeMap::new();
+    let mut queue = Queue::new(sweep, registries);
+    let mut running: BTreeMap<usize, Worker> = BTreeMap::new();
     let (reports, inbox) = mpsc::channel();
-    let jobs = processes.jobs.clamp(1, waiting.len().max(1));
+    let jobs = processes.jobs.clamp(1, queue.len().max(1));
     let threads = (processes.threads / jobs).max(1);
     loop {
         let stopping = sweep.options.stop.load(Ordering::Relaxed);
         if stopping {
             // The end of its input asks a worker to stop.
-            running.values_mut().for_each(|input| *input = None);
+            running.values_mut().for_each(|worker| worker.input = None);
         }
-        while !stopping
-            && running.len() < jobs
-            && let Some(index) = waiting.pop_front()
-        {
-            match start(sweep, index, registries, processes, threads, &reports) {
-                Ok(input) => {
-                    running.insert(index, input);
-                    view.started(&sweep.runs[index], index);
+        let mut nothing = stopping;
+        while !stopping && running.len() < jobs {
+            match queue.next(sweep) {
+                Next::Start(index) => {
+                    // There is one: fewer are running than there are places.
+                    let free = |place: &usize| running.values().all(|worker| worker.place != *place);
+                    let place = (0..jobs).find(free).unwrap_or_default();
+                    match start(sweep, index, registries, processes, (threads, place), &reports) {
+                        Ok(input) => {
+                            running.insert(index, Worker { input, place });
+                            view.started(&sweep.runs[index], index);
+                        }
+                        Err(message) => {
+                            sweep.runs[index].state = State::Failed(message);
+                            view.ended(sweep, index);
+                        }
+                    }
                 }
-                Err(message) => {
-                    sweep.runs[index].state = State::Failed(message);
-                    view.ended(sweep, index);
+                Next::Done(index) => view.ended(sweep, index),
+                Next::Later(index, holder) => {
+                    view.line(&format!("{}: {holder} is at work on it: later", sweep.runs[index].label()));
+                }
+                Next::Wait => break,
+                Next::Nothing => {
+                    nothing = true;
+                    break;
                 }
             }
         }
-        if running.is_empty() {
+        if running.is_empty() && nothing {
             view.finish();
             return Ok(if stopping { Ended::Interrupted } else { Ended::All });
         }
@@ -83,6 +105,11 @@ pub(super) fn run(
         };
         match report {
             Report::Tick(tick) => view.tick(index, tick),
+            Report::Ended { status: Ok(status), .. } if status.code() == Some(BUSY.into()) => {
+                running.remove(&index);
+                queue.put_off(index);
+                view.put_off(&sweep.runs[index], index);
+            }
             Report::Ended { status, said } => {
                 running.remove(&index);
                 let warnings = said.clone();
@@ -109,13 +136,20 @@ pub(super) fn run(
     }
 }
 
+/// A worker that is running.
+struct Worker {
+    input: Option<ChildStdin>,
+    /// Which of the jobs it is.
+    place: usize,
+}
+
 /// Starts a worker and the threads that listen to it.
 fn start(
     sweep: &Sweep,
     index: usize,
     registries: &Registries,
     processes: &Processes,
-    threads: usize,
+    (threads, place): (usize, usize),
     reports: &Sender<(usize, Report)>,
 ) -> Result<Option<ChildStdin>, String> {
     let run = &sweep.runs[index];
@@ -123,6 +157,9 @@ fn start(
     let mut command = Command::new(&processes.program);
     command.arg("train").arg(run.folder.join("recipe.yaml")).arg("--runs").arg(&sweep.options.runs);
     command.args(["--worker", "--resolved"]).args(["--threads", &threads.to_string()]).args(&processes.args);
+    if let Some(devices) = processes.devices.get(place) {
+        command.env("CUDA_VISIBLE_DEVICES", devices);
+    }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| format!("{}: {e}", processes.program.display()))?;
 

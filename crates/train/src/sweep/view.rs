@@ -61,6 +61,14 @@ impl View {
         }
     }
 
+    /// A run that was started belongs to another process.
+    pub fn put_off(&mut self, run: &Run, index: usize) {
+        match &mut self.screen {
+            Some(screen) => screen.ended(run, index),
+            None => self.line(&format!("{}: another process is at work on it: later", run.label())),
+        }
+    }
+
     /// A run has ended, with what its state says.
     pub fn ended(&mut self, sweep: &Sweep, index: usize) {
         let run = &sweep.runs[index];

@@ -1,0 +1,282 @@
+//! A sweep on a real Slurm: its daemons on one node, in a folder of their own, for as long as the test runs.
+//!
+//! `cargo xtask test` runs it. Where something is missing it says what, and passes, unless `TAPER_REQUIRE_TOOLS=1`.
+#![cfg(target_os = "linux")]
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Twelve runs of a few seconds.
+const SWEEP: &str = "
+data: {name: synthetic-images, train: 64, test: 32, classes: 4, batch_size: 16, eval_batch_size: 32}
+model: {name: mlp, hidden: [8]}
+optimizer: {name: decgd, lr: 0.01}
+train: {epochs: 2000, eval_every: 500, checkpoint: {every_epochs: null, every_steps: 500}}
+sweep:
+  grid: {optimizer.c: [10, 1, 1e-3, 1e-8]}
+  seeds: [1, 2, 3]
+cluster:
+  partition: local
+  cpus: 1
+  memory: 100M
+  time: 60
+  extra: ['--comment=a b; $(touch inside) # c']
+";
+
+/// What never comes is not waited for.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What Slurm on one node needs, and how to get it.
+fn missing() -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> =
+        std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
+    let there = |program: &&str| !folders.iter().any(|folder| folder.join(program).is_file());
+    let programs = ["munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo"];
+    let absent: Vec<&str> = programs.into_iter().filter(there).collect();
+    // SAFETY: has no conditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    match (absent.is_empty(), root) {
+        (false, _) => Some(format!("{} (Debian: apt-get install slurm-wlm munge)", absent.join(", "))),
+        (true, false) => Some("root, which Slurm's daemons run as".to_owned()),
+        (true, true) => None,
+    }
+}
+
+/// Slurm on one node of four processors, whatever the machine has.
+struct Slurm {
+    folder: TempDir,
+    daemons: Vec<(&'static str, Child)>,
+}
+
+impl Slurm {
+    fn start() -> Self {
+        // The path of a socket must be short.
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let home = folder.path().display().to_string();
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let host = host.trim().split('.').next().unwrap();
+        // Both are free when they are asked for.
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [controller, node] = ports.map(|port| port.local_addr().unwrap().port());
+        let conf = format!(
+            "ClusterName=taper
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={node}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={home}/munge,cred_expire=5
+StateSaveLocation={home}/state
+SlurmdSpoolDir={home}/spool
+SlurmctldPidFile={home}/slurmctld.pid
+SlurmdPidFile={home}/slurmd.pid
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+KillWait=5
+NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 State=UNKNOWN
+PartitionName=local Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"
+        );
+        fs::write(folder.path().join("slurm.conf"), conf).unwrap();
+        let key: Vec<u8> = (0..64).map(|i| i * 3 + 1).collect();
+        fs::write(folder.path().join("key"), key).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(folder.path().join("key"), mode).unwrap();
+        let mut slurm = Self { folder, daemons: Vec::new() };
+        let own = |name: &str, file: &str| format!("--{name}={home}/{file}");
+        let munge = [
+            own("key-file", "key"),
+            own("socket", "munge"),
+            own("pid-file", "munge.pid"),
+            own("log-file", "munge.log"),
+            own("seed-file", "munge.seed"),
+        ];
+        slurm.daemon("munged", &[&["--foreground".into(), "--force".into()], &munge[..]].concat());
+        slurm.wait("munged's socket", |slurm| slurm.folder.path().join("munge").exists());
+        let conf = format!("{home}/slurm.conf");
+        slurm.daemon("slurmctld", &["-D".into(), "-f".into(), conf.clone()]);
+        slurm.daemon("slurmd", &["-D".into(), "-f".into(), conf]);
+        slurm.wait("an idle node", |slurm| slurm.ask("sinfo", &["-h", "-o", "%T"]).contains("idle"));
+        slurm
+    }
+
+    fn daemon(&mut self, name: &'static str, args: &[String]) {
+        let log = fs::File::create(self.folder.path().join(format!("{name}.out"))).unwrap();
+        let mut command = Command::new(name);
+        command.args(args).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap()));
+        // SAFETY: the one call between fork and exec may be made there.
+        unsafe {
+            command.pre_exec(|| {
+                // However this test ends, no daemon outlives it.
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        self.daemons.push((name, command.spawn().unwrap()));
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("SLURM_CONF", self.folder.path().join("slurm.conf")).stdin(Stdio::null());
+        command
+    }
+
+    fn ask(&self, program: &str, args: &[&str]) -> String {
+        let output = self.command(program).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Waits for something; each look is a process of Slurm's or a file, and what never comes ends the test with the logs.
+    fn wait(&mut self, what: &str, mut there: impl FnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !there(self) {
+            let dead =
+                self.daemons.iter_mut().find_map(|(name, child)| child.try_wait().unwrap().map(|_| *name));
+            if dead.is_some() || begun.elapsed() > PATIENCE {
+                let log = |(name, _): &(&str, Child)| {
+                    let text = fs::read_to_string(self.folder.path().join(format!("{name}.out")));
+                    format!("{name}: {}\n", text.unwrap_or_default())
+                };
+                let logs: String = self.daemons.iter().map(log).collect();
+                panic!("{what} did not come ({dead:?} ended)\n{}\n{logs}", self.ask("squeue", &[]));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for the end of all tasks of some jobs: for a job that comes after them.
+    fn finish(&self, jobs: &[&str]) {
+        let mut last = self.command("timeout");
+        last.arg(PATIENCE.as_secs().to_string()).args([
+            "sbatch",
+            "--wait",
+            "--wrap=true",
+            "--output=/dev/null",
+        ]);
+        let status = last.arg(format!("--dependency=afterany:{}", jobs.join(":"))).status().unwrap();
+        assert!(status.success(), "{}", self.ask("squeue", &[]));
+    }
+
+    /// The tasks in the queue with their states, `3 RUNNING`.
+    fn tasks(&self, job: &str) -> Vec<String> {
+        let tasks = self.ask("squeue", &["-h", "-r", "-o", "%F %K %T"]);
+        let own = |line: &str| line.strip_prefix(job).map(|rest| rest.trim().to_owned());
+        tasks.lines().filter_map(own).collect()
+    }
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        // Tasks are no children of the daemons' and go first; then each daemon after those that need it.
+        self.ask("scancel", &["--partition=local", "--full", "--signal=KILL"]);
+        self.ask("scancel", &["--partition=local"]);
+        let begun = Instant::now();
+        while !self.ask("squeue", &["-h"]).is_empty() && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        for (_, child) in self.daemons.iter_mut().rev() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn sweep(slurm: &Slurm, home: &Path, runs: &str, args: &[&str]) -> Output {
+    let mut taper = slurm.command(env!("CARGO_BIN_EXE_taper"));
+    taper.current_dir(home).args(["sweep", "tiny.yaml", "--runs", runs]).args(args);
+    taper.env("TAPER_OFFLINE", "1").output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+#[ignore = "starts Slurm's daemons: a stage of `cargo xtask test`"]
+fn an_array_with_killed_and_requeued_tasks_ends_with_the_table_of_a_local_sweep() {
+    if let Some(missing) = missing() {
+        let required = std::env::var("TAPER_REQUIRE_TOOLS").is_ok_and(|value| value == "1");
+        assert!(!required, "missing: {missing}");
+        eprintln!("skipped: no sweep on a real Slurm: missing: {missing}");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("tiny.yaml"), SWEEP).unwrap();
+    let mut slurm = Slurm::start();
+
+    let refused =
+        sweep(&slurm, home.path(), "runs", &["--launcher", "slurm", "--set", "cluster.partition=nope"]);
+    let message = said(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{message}");
+    assert!(message.contains("sbatch refused") && message.contains("nope"), "{message}");
+
+    let submitted = sweep(&slurm, home.path(), "runs", &["--launcher", "slurm"]);
+    assert!(submitted.status.success(), "{}", said(&submitted));
+    let job = String::from_utf8(submitted.stdout).unwrap().trim().to_owned();
+    assert!(
+        slurm.ask("scontrol", &["show", "job", &format!("{job}_1")]).contains("a b; $(touch inside) # c")
+    );
+    // A second submission finds all of them in the queue.
+    let again = sweep(&slurm, home.path(), "runs", &["--launcher", "slurm"]);
+    assert!(said(&again).contains("nothing to submit: "), "{}", said(&again));
+
+    // Four that have written a checkpoint: two are killed, one is cancelled, one is asked to make room.
+    let script = fs::read_to_string(home.path().join("runs/tiny.sbatch")).unwrap();
+    let list: Vec<&str> = script.lines().filter(|line| line.starts_with("tiny-")).collect();
+    assert_eq!(list.len(), 12);
+    let run = |task: &str| home.path().join("runs").join(list[task.parse::<usize>().unwrap() - 1]);
+    let mut begun = Vec::new();
+    slurm.wait("four tasks at work", |slurm| {
+        let at_work = |task: &String| {
+            let task = task.strip_suffix(" RUNNING").map(str::trim)?;
+            let run = run(task);
+            let name = fs::read_to_string(run.join(".lock")).ok()?;
+            let process: i32 = name.split(' ').nth(1)?.parse().ok()?;
+            run.join("checkpoints").is_dir().then(|| (task.to_owned(), process))
+        };
+        begun = slurm.tasks(&job).iter().filter_map(at_work).collect();
+        begun.len() >= 4
+    });
+    let [first, second, (cancelled, _), (asked, _), ..] = &begun[..] else { panic!("{begun:?}") };
+    // It would signal again and again a task that requeues itself while it looks.
+    let mut signal = slurm.command("scancel");
+    let mut signal = signal.args(["--batch", "--signal=USR1", &format!("{job}_{asked}")]).spawn().unwrap();
+    for (_, process) in [first, second] {
+        // SAFETY: the process held its run's lock a moment ago. Its script has not yet waited for it, or it ends so.
+        unsafe { libc::kill(*process, libc::SIGKILL) };
+    }
+    slurm.ask("scancel", &[&format!("{job}_{cancelled}")]);
+    let ended = [&first.0, &second.0, cancelled];
+    let log = home.path().join(format!("runs/tiny-{job}_{asked}.log"));
+    let log = || fs::read_to_string(&log).unwrap_or_default();
+    slurm.wait("a task that requeues itself", |_| log().contains("DUE TO JOB REQUEUE"));
+    signal.kill().unwrap();
+    signal.wait().unwrap();
+    slurm.wait("the end of three tasks", |slurm| {
+        let tasks = slurm.tasks(&job);
+        ended.iter().all(|ended| !tasks.iter().any(|task| task.starts_with(&format!("{ended} "))))
+    });
+    // Only these three are missing now.
+    let more = sweep(&slurm, home.path(), "runs", &["--launcher", "slurm"]);
+    assert!(said(&more).contains(" has 3 tasks; "), "{}", said(&more));
+    slurm.finish(&[&job, String::from_utf8(more.stdout).unwrap().trim()]);
+    assert!(log().contains("interrupted at step"), "{}", log());
+
+    let table = sweep(&slurm, home.path(), "runs", &["--collect"]);
+    let local = sweep(&slurm, home.path(), "local", &["--jobs", "2"]);
+    assert!(local.status.success(), "{}", said(&local));
+    assert_eq!(String::from_utf8(table.stdout).unwrap(), String::from_utf8(local.stdout).unwrap());
+    assert!(!home.path().join("inside").exists() && !home.path().join("runs/inside").exists());
+}

@@ -196,6 +196,33 @@ fn lookahead_that_goes_all_the_way_is_its_inner_optimizer() {
     }
 }
 
+/// Weights are often loaded after the optimizer was made.
+#[test]
+fn no_optimizer_remembers_weights_from_before_its_first_step() {
+    let registry = Registry::builtin();
+    let all = registry.list("*").unwrap().map(|entry| (entry.info.name, json!({})));
+    for (name, config) in all.chain(kinds()) {
+        let [mut early, mut late] = [(); 2].map(|()| Trial::new(name, config.clone(), DType::F32));
+        let move_on = |trial: &Trial| {
+            trial.params.iter().for_each(|(_, var)| var.set(&noisy(9, 1, var.dims(), var.dtype())).unwrap());
+        };
+        move_on(&early);
+        move_on(&late);
+        late.optimizer =
+            registry.get(name).unwrap().build(late.params.clone(), &map(config.clone()), &[]).unwrap();
+        early.optimizer.eval_weights().unwrap();
+        assert_eq!(early.bits(), late.bits(), "{name}: evaluated before its first step");
+        early.optimizer.train_weights().unwrap();
+        early.steps(1, 7);
+        late.steps(1, 7);
+        assert_eq!(early.bits(), late.bits(), "{name} {config}");
+        for trial in [&mut early, &mut late] {
+            trial.optimizer.eval_weights().unwrap();
+        }
+        assert_eq!(early.bits(), late.bits(), "{name} {config}: evaluated");
+    }
+}
+
 #[test]
 fn lookahead_without_a_way_stays_where_it_started() {
     let mut trial =

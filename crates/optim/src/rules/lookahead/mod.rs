@@ -157,6 +157,15 @@ impl Lookahead {
         }
     }
 
+    /// Slow weights start where a parameter is at its first step, which may not be where it was when this was made: weights are
+    /// often loaded in between.
+    fn start(&mut self, grads: &GradStore) -> Result<()> {
+        for slot in self.slots.iter_mut().filter(|slot| slot.t == 0 && grads.get(&slot.var).is_some()) {
+            slot.slow = slot.var.copy()?.to_dtype(wide(slot.var.dtype()))?;
+        }
+        Ok(())
+    }
+
     /// After a step of the inner optimizer on `stepped`.
     fn follow(&mut self, stepped: &[usize]) -> Result<()> {
         let (alpha, k) = (self.config.alpha, self.config.k);
@@ -204,6 +213,7 @@ impl Lookahead {
 impl Optimizer for Lookahead {
     fn step(&mut self, grads: &GradStore, context: &StepContext) -> Result<()> {
         self.refuse_while_evaluating()?;
+        self.start(grads)?;
         self.inner.step(grads, context)?;
         self.follow(&self.stepped(grads))
     }
@@ -217,12 +227,18 @@ impl Optimizer for Lookahead {
         again: &mut dyn FnMut() -> Result<Evaluated>,
     ) -> Result<()> {
         self.refuse_while_evaluating()?;
+        self.start(grads)?;
         self.inner.step_twice(grads, context, again)?;
         self.follow(&self.stepped(grads))
     }
     fn eval_weights(&mut self) -> Result<bool> {
         if self.trained.is_none() {
-            let slow = |slot: &Slot| Ok((slot.var.clone(), slot.slow.to_dtype(slot.var.dtype())?));
+            // Before its first step a parameter is its own average.
+            let slow = |slot: &Slot| {
+                let slow =
+                    if slot.t == 0 { slot.var.copy()? } else { slot.slow.to_dtype(slot.var.dtype())? };
+                Ok((slot.var.clone(), slow))
+            };
             let places = self.slots.iter().map(slow).collect::<Result<Vec<_>>>()?;
             self.trained = Some(Displaced::put(places)?.stay());
         }

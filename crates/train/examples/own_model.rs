@@ -101,7 +101,7 @@ scalars! {
 }
 
 const LION: Info = Info {
-    name: "lion",
+    name: "my_lion",
     about: "steps of one size against the sign of a blend of momentum and gradient",
     paper: "Chen et al., Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675",
     year: 2023,
@@ -143,7 +143,7 @@ pub fn train(runs: &Path) -> Result<Outcome, RunError> {
     let text = "
 data: {name: mnist}
 model: {name: gelu-net, width: 64}
-optimizer: {name: lion, lr: 0.001}
+optimizer: {name: my_lion, lr: 0.001}
 schedule: {kind: cosine, per: step}
 train: {steps: 100}
 ";

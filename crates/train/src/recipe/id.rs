@@ -22,6 +22,13 @@ const NO_RESULT: [&str; 9] = [
     "train.on_divergence",
 ];
 
+/// Whether a setting, by its path, changes no result.
+pub(crate) fn changes_no_result(path: &str) -> bool {
+    let within =
+        |key: &&str| path.strip_prefix(*key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    NO_RESULT.iter().any(|key| within(&key))
+}
+
 /// The length of a run.
 const LENGTH: [&str; 2] = ["train.epochs", "train.steps"];
 

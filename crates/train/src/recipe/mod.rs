@@ -51,6 +51,7 @@ pub use check::{SectionError, Sections, Unchecked};
 pub(crate) use de::in_words;
 pub use error::nearest;
 pub use error::{ErrorKind, RecipeError};
+pub(crate) use id::changes_no_result;
 
 /// Something that a recipe says to no effect: it shows like an error, and begins with `warning`.
 pub type RecipeWarning = RecipeError;

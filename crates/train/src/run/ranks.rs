@@ -149,32 +149,38 @@ fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RunError> {
     Ok(serde_json::from_slice(bytes).map_err(|e| Error::new(0, format!("cannot be understood: {e}")))?)
 }
 
-/// Named parts as one message.
+/// Named parts as one message: their number, then each with its length before it.
 fn pack(parts: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
     let with_length = |bytes: &[u8]| [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
-    parts
-        .iter()
-        .flat_map(|(name, bytes)| [with_length(name.as_bytes()), with_length(bytes)].concat())
-        .collect()
+    let mut message = (parts.len() as u64).to_le_bytes().to_vec();
+    for (name, bytes) in parts {
+        message.extend(with_length(name.as_bytes()));
+        message.extend(with_length(bytes));
+    }
+    message
 }
 
+/// `None` for a message that is not whole.
 fn unpack(mut message: &[u8]) -> Option<BTreeMap<String, Vec<u8>>> {
-    let mut part = || {
-        let (length, rest) = message.split_at_checked(8)?;
-        let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
-        let (bytes, rest) = rest.split_at_checked(length)?;
-        message = rest;
-        Some((bytes.to_vec(), rest.is_empty()))
-    };
     let mut parts = BTreeMap::new();
-    loop {
-        let Some((name, _)) = part() else { return Some(parts) };
-        let (bytes, last) = part()?;
-        parts.insert(String::from_utf8(name).ok()?, bytes);
-        if last {
-            return Some(parts);
-        }
+    for _ in 0..number(&mut message)? {
+        let name = String::from_utf8(sized(&mut message)?).ok()?;
+        parts.insert(name, sized(&mut message)?);
     }
+    message.is_empty().then_some(parts)
+}
+
+fn number(message: &mut &[u8]) -> Option<u64> {
+    let (number, rest) = message.split_first_chunk()?;
+    *message = rest;
+    Some(u64::from_le_bytes(*number))
+}
+
+fn sized(message: &mut &[u8]) -> Option<Vec<u8>> {
+    let length = usize::try_from(number(message)?).ok()?;
+    let (bytes, rest) = message.split_at_checked(length)?;
+    *message = rest;
+    Some(bytes.to_vec())
 }
 
 #[cfg(test)]
@@ -189,7 +195,9 @@ mod tests {
             ("z".into(), vec![0; 300]),
         ]);
         assert_eq!(unpack(&pack(&parts)), Some(parts.clone()));
-        assert_eq!(unpack(&[]), Some(BTreeMap::new()));
-        assert_eq!(unpack(&pack(&parts)[..40]), None);
+        assert_eq!(unpack(&pack(&BTreeMap::new())), Some(BTreeMap::new()));
+        let message = pack(&parts);
+        assert!((0..message.len()).all(|length| unpack(&message[..length]).is_none()));
+        assert_eq!(unpack(&[&message[..], &[0]].concat()), None);
     }
 }

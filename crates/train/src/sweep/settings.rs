@@ -1,21 +1,12 @@
 //! What of a recipe decides a result, and where configurations that stand side by side differ.
 use crate::Recipe;
+use crate::recipe::changes_no_result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use taper_figures::plot::exact;
 
-/// Settings that change nothing about a result, or only the draw.
-const NEUTRAL: [&str; 9] = [
-    "name",
-    "seed",
-    "device",
-    "data.verify",
-    "train.checkpoint.",
-    "train.log_every",
-    "train.probe",
-    "train.on_divergence",
-    "train.budget.seconds",
-];
+/// Settings that change only the draw, or where it is computed.
+const NEUTRAL: [&str; 2] = ["seed", "device"];
 
 /// Settings that belong to a method as its optimizer does, and may differ between methods that are compared. What else
 /// differs is another task or another budget.
@@ -45,7 +36,8 @@ pub fn settings(recipe: &Recipe) -> BTreeMap<String, String> {
         _ => value,
     };
     let all = recipe.settings().into_iter().map(|(path, value, _)| (path, text(value)));
-    all.filter(|(path, value)| !listed(&NEUTRAL, path) && value != "null").collect()
+    all.filter(|(path, value)| !changes_no_result(path) && !listed(&NEUTRAL, path) && value != "null")
+        .collect()
 }
 
 /// A setting outside of `optimizer` that not all optimizers of a comparison share.

@@ -26,7 +26,7 @@ const NO_RESULT: [&str; 9] = [
 pub(crate) fn changes_no_result(path: &str) -> bool {
     let within =
         |key: &&str| path.strip_prefix(*key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    NO_RESULT.iter().any(|key| within(&key))
+    NO_RESULT.iter().any(within)
 }
 
 /// The length of a run.

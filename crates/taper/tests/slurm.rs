@@ -261,7 +261,10 @@ fn an_array_with_killed_and_requeued_tasks_ends_with_the_table_of_a_local_sweep(
     let ended = [&first.0, &second.0, cancelled];
     let log = home.path().join(format!("runs/tiny-{job}_{asked}.log"));
     let log = || fs::read_to_string(&log).unwrap_or_default();
-    slurm.wait("a task that requeues itself", |_| log().contains("DUE TO JOB REQUEUE"));
+    slurm.wait("a task that requeues itself", |slurm| {
+        let task = slurm.ask("scontrol", &["show", "job", &format!("{job}_{asked}")]);
+        task.split_whitespace().any(|word| word.strip_prefix("Restarts=").is_some_and(|times| times != "0"))
+    });
     signal.kill().unwrap();
     signal.wait().unwrap();
     slurm.wait("the end of three tasks", |slurm| {

@@ -178,6 +178,14 @@ pub mod ranges {
     pub fn at_least_zero(key: &'static str, value: f64) -> Result<(), Invalid> {
         require(value >= 0.0 && value.is_finite(), key, "a finite number of at least 0", value)
     }
+    /// What all that average gradients and their squares as Adam does have in common.
+    pub fn moments(rate: f64, betas: [f64; 2], eps: f64, decay: f64) -> Result<(), Invalid> {
+        lr(rate)?;
+        fraction("beta1", betas[0])?;
+        fraction("beta2", betas[1])?;
+        at_least_zero("eps", eps)?;
+        weight_decay(decay)
+    }
 }
 
 /// What a rule may look at when it prepares a step of one parameter.

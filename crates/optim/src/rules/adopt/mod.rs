@@ -76,11 +76,7 @@ impl Config for AdoptConfig {
         self.beta1
     }
     fn check(&self) -> Result<(), Invalid> {
-        ranges::lr(self.lr)?;
-        ranges::fraction("beta1", self.beta1)?;
-        ranges::fraction("beta2", self.beta2)?;
-        ranges::at_least_zero("eps", self.eps)?;
-        ranges::weight_decay(self.weight_decay)?;
+        ranges::moments(self.lr, [self.beta1, self.beta2], self.eps, self.weight_decay)?;
         self.clip_exponent.map_or(Ok(()), |p| ranges::at_least_zero("clip_exponent", p))
     }
 }

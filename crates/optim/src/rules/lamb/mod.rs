@@ -89,11 +89,7 @@ impl Config for LambConfig {
         self.beta1
     }
     fn check(&self) -> Result<(), Invalid> {
-        ranges::lr(self.lr)?;
-        ranges::fraction("beta1", self.beta1)?;
-        ranges::fraction("beta2", self.beta2)?;
-        ranges::at_least_zero("eps", self.eps)?;
-        ranges::weight_decay(self.weight_decay)?;
+        ranges::moments(self.lr, [self.beta1, self.beta2], self.eps, self.weight_decay)?;
         let max = self.max_grad_norm.unwrap_or(1.0);
         require(max > 0.0 && max.is_finite(), "max_grad_norm", "a finite number above 0, or null", max)
     }

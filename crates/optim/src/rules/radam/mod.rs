@@ -86,11 +86,7 @@ impl Config for RAdamConfig {
         self.beta1
     }
     fn check(&self) -> Result<(), Invalid> {
-        ranges::lr(self.lr)?;
-        ranges::fraction("beta1", self.beta1)?;
-        ranges::fraction("beta2", self.beta2)?;
-        ranges::at_least_zero("eps", self.eps)?;
-        ranges::weight_decay(self.weight_decay)?;
+        ranges::moments(self.lr, [self.beta1, self.beta2], self.eps, self.weight_decay)?;
         let refuse = |key, variant| {
             Err(Invalid { key, message: format!("has no effect with `variant: {variant}`; leave it out") })
         };

@@ -1,5 +1,6 @@
 //! An optimizer inside another: `{name: adam, lr: 1e-3}` as a hyperparameter.
 use crate::driver::Group;
+use crate::rule::Reach;
 use crate::{Error, Load, Optimizer, Registry, Result, StateDict};
 use candle_core::Var;
 use serde_json::{Map, Value};
@@ -45,6 +46,11 @@ impl Inner {
     /// How many gradients a step of it takes.
     pub fn gradients(&self, registry: &Registry) -> Result<usize> {
         registry.get(&self.name)?.gradients(&self.hyper)
+    }
+
+    /// How far it looks.
+    pub fn reach(&self, registry: &Registry) -> Result<Reach> {
+        registry.get(&self.name)?.reach(&self.hyper)
     }
 
     /// Its state buffers.

@@ -220,7 +220,7 @@ pub use accumulate::Accumulator;
 pub use clip::{global_norm, global_norm_on_device};
 pub use driver::{Group, Optim, Pattern};
 pub use error::{Error, Result};
-pub use optimizer::{Deferred, Evaluated, Optimizer, ParamInfo, StepContext};
+pub use optimizer::{Deferred, Evaluated, Optimizer, Others, ParamInfo, StepContext};
 pub use precision::{Precision, Rounding};
 pub use probe::{Distribution, ParamProbe, Probe};
 pub use registry::{Entry, Factory, Family, Named, Registry, Setup};

@@ -202,6 +202,30 @@ pub struct Evaluated {
     pub loss: Option<f64>,
 }
 
+/// How an optimizer of a part of all parameters hears from the others: it says some bytes, and gets what every part says, its own
+/// among them, in the order of the parameters.
+pub struct Others(Box<Ask>);
+
+type Ask = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send + Sync;
+
+impl Others {
+    /// By a closure that moves the bytes.
+    pub fn new(ask: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>> + Send + Sync + 'static) -> Self {
+        Self(Box::new(ask))
+    }
+
+    /// What all parts say.
+    pub fn ask(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        (self.0)(mine)
+    }
+}
+
+impl std::fmt::Debug for Others {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Others")
+    }
+}
+
 /// An optimizer over named parameters, whatever its kind.
 ///
 /// Most are an [`Optim`](crate::Optim) of a [`Rule`](crate::rule::Rule) or a [`TensorOptim`](crate::TensorOptim) of a
@@ -248,6 +272,12 @@ pub trait Optimizer: Send {
             return Ok(());
         }
         let what = "has no master weights and no stochastic rounding".to_owned();
+        Err(Error::Unsupported { optimizer: self.info().name.to_owned(), what })
+    }
+    /// Hears of the parameters that other processes step: what this one steps is then a part of all. For optimizers of
+    /// [`Reach::Sums`](crate::rule::Reach), before the first step.
+    fn share_sums(&mut self, _others: Others) -> Result<()> {
+        let what = "has no sums to share with other processes".to_owned();
         Err(Error::Unsupported { optimizer: self.info().name.to_owned(), what })
     }
     /// What the registry knows about it.

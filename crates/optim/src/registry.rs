@@ -1,6 +1,6 @@
 //! Optimizers by name.
 use crate::driver::{Group, compile, configure, fields};
-use crate::rule::{Config, Info, Rule};
+use crate::rule::{Config, Info, Reach, Reduce, Rule};
 use crate::{Error, Optim, Optimizer, Result, TensorOptim, TensorRule};
 use candle_core::Var;
 use serde::Serialize;
@@ -50,6 +50,10 @@ pub trait Factory: Send + Sync + 'static {
     fn buffers(&self, _registry: &Registry, _config: &Self::Config) -> Result<Vec<&'static str>> {
         Ok(Vec::new())
     }
+    /// How far it looks when it steps a parameter; nothing is divided of an optimizer that does not say.
+    fn reach(&self, _registry: &Registry, _config: &Self::Config) -> Result<Reach> {
+        Ok(Reach::All)
+    }
     /// The optimizer.
     fn build(&self, setup: Setup<'_, Self::Config>) -> Result<Box<dyn Optimizer>>;
 }
@@ -61,6 +65,7 @@ trait AnyFactory: Send + Sync {
     fn needs_loss(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<bool>;
     fn gradients(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<usize>;
     fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>>;
+    fn reach(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Reach>;
     fn build(
         &self,
         of: &Named<'_>,
@@ -90,6 +95,9 @@ impl<F: Factory> AnyFactory for F {
     fn buffers(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Vec<&'static str>> {
         Factory::buffers(self, of.registry, &checked(self, of, config)?)
     }
+    fn reach(&self, of: &Named<'_>, config: &Map<String, Value>) -> Result<Reach> {
+        Factory::reach(self, of.registry, &checked(self, of, config)?)
+    }
     fn build(
         &self,
         of: &Named<'_>,
@@ -116,6 +124,9 @@ impl<R: Rule> Factory for OfRule<R> {
     fn buffers(&self, _: &Registry, config: &R::Config) -> Result<Vec<&'static str>> {
         Ok(R::buffers(config).to_vec())
     }
+    fn reach(&self, _: &Registry, _: &R::Config) -> Result<Reach> {
+        Ok(Reduce::reach(R::REDUCE))
+    }
     fn build(&self, setup: Setup<'_, R::Config>) -> Result<Box<dyn Optimizer>> {
         Ok(Box::new(Optim::<R>::with_groups(setup.params, setup.config, setup.groups)?))
     }
@@ -137,6 +148,9 @@ impl<R: TensorRule> Factory for OfTensorRule<R> {
     }
     fn gradients(&self, _: &Registry, _: &R::Config) -> Result<usize> {
         Ok(if R::SECOND.is_some() { 2 } else { 1 })
+    }
+    fn reach(&self, _: &Registry, _: &R::Config) -> Result<Reach> {
+        Ok(R::REACH)
     }
     fn build(&self, setup: Setup<'_, R::Config>) -> Result<Box<dyn Optimizer>> {
         Ok(Box::new(TensorOptim::<R>::with_groups(setup.params, setup.config, setup.groups)?))
@@ -227,6 +241,11 @@ impl Named<'_> {
     /// The names of the state buffers under a configuration.
     pub fn buffers(&self, config: &Map<String, Value>) -> Result<Vec<&'static str>> {
         self.entry.factory.buffers(self, config)
+    }
+
+    /// How far a step looks under a configuration.
+    pub fn reach(&self, config: &Map<String, Value>) -> Result<Reach> {
+        self.entry.factory.reach(self, config)
     }
 
     /// Bytes of state an f32 parameter costs by default.

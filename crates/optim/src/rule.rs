@@ -250,7 +250,31 @@ pub enum Reduce {
     Each(Share),
 }
 
+/// How far an optimizer looks when it steps a parameter: what may be divided among processes that each keep a part of its
+/// state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// At the element alone: a parameter can be cut anywhere.
+    Element,
+    /// At the whole parameter.
+    Parameter,
+    /// At sums over all parameters, which [`Optimizer::share_sums`](crate::Optimizer::share_sums) brings together.
+    Sums,
+    /// At all parameters.
+    All,
+}
+
 impl Reduce {
+    /// How far a rule with such a pass looks.
+    pub const fn reach(of: Option<Self>) -> Reach {
+        match of {
+            None => Reach::Element,
+            Some(Self::Each(_)) => Reach::Parameter,
+            Some(Self::Together(_)) => Reach::Sums,
+        }
+    }
+
     /// What is summed.
     pub const fn share(self) -> Share {
         match self {

@@ -7,7 +7,7 @@ use crate::driver::slot::{order, values};
 use crate::driver::{Group, Hyper, fields};
 use crate::optimizer::{Evaluated, one_element};
 use crate::probe::{ParamProbe, Probe};
-use crate::rule::{Config, Info};
+use crate::rule::{Config, Info, Reach};
 use crate::state::{Load, ParamScalars, StateDict};
 use crate::{Error, Optimizer, ParamInfo, Result, StepContext};
 use candle_core::backprop::GradStore;
@@ -101,6 +101,8 @@ pub trait TensorRule: Debug + Send + Sync + 'static {
     const EVALUATION: Option<Evaluation<Self::Config>> = None;
     /// Where a second gradient of the batch is taken, for rules that step with it instead of the first: a point for each parameter.
     const SECOND: Option<Second<Self::Config>> = None;
+    /// How far it looks: [`Reach::Parameter`] for a rule that steps every parameter by itself.
+    const REACH: Reach = Reach::All;
     /// Names of what it keeps in [`TensorStep::shared`].
     const SHARED: &'static [&'static str] = &[];
 

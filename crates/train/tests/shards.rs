@@ -196,34 +196,119 @@ fn same_for(text: &str, sizes: &[usize]) {
     }
 }
 
+/// The same, and also where the processes divide the optimizer's state.
+fn same_also_divided(text: &str, sizes: &[usize]) {
+    same_for(text, sizes);
+    divided_as_whole(text, sizes);
+}
+
+/// Processes that divide the optimizer's state train what one process trains that does not.
+fn divided_as_whole(text: &str, sizes: &[usize]) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut alone = train(&parse(text, &[]), &folder.path().join("1"), 1);
+    let recipe = alone.remove("recipe.yaml").unwrap();
+    for size in sizes {
+        let runs = folder.path().join(size.to_string());
+        let mut files = train(&parse(text, &["train.shard_state=true"]), &runs, *size);
+        assert_ne!(files.remove("recipe.yaml").unwrap(), recipe);
+        assert_equal(&files, &alone, &format!("{size} ranks, state divided, {text}"));
+    }
+}
+
 #[test]
 fn an_mlp_is_the_same_for_any_number_of_ranks() {
-    same_for(MLP, &[2, 3, 4, 6, 12]);
+    same_also_divided(MLP, &[2, 3, 4, 6, 12]);
 }
 
 #[test]
 fn a_resnet_is_the_same_for_any_number_of_ranks() {
-    same_for(RESNET, &[2, 3, 4, 6]);
+    same_also_divided(RESNET, &[2, 3, 4, 6]);
 }
 
 #[test]
 fn an_lstm_is_the_same_for_any_number_of_ranks() {
-    same_for(LSTM, &[2, 3, 4, 6]);
+    same_also_divided(LSTM, &[2, 3, 4, 6]);
 }
 
 #[test]
 fn an_optimizer_that_sums_over_all_parameters_is_the_same_for_any_number_of_ranks() {
-    same_for(ADAGD, &[2, 3, 4, 6]);
+    same_also_divided(ADAGD, &[2, 3, 4, 6]);
 }
 
 #[test]
 fn statistics_of_an_average_and_early_stops_are_the_same_for_any_number_of_ranks() {
-    same_for(SWA, &[3]);
+    same_also_divided(SWA, &[3]);
 }
 
 #[test]
 fn second_gradients_are_the_same_for_any_number_of_ranks() {
     same_for(SAM, &[4]);
+}
+
+/// Arithmetic of elements, of whole parameters, with sums over all, with weights for evaluation, and one inside another; with and
+/// without a probe, which looks at whole parameters.
+#[test]
+fn the_state_of_every_kind_of_optimizer_can_be_divided() {
+    for optimizer in [
+        "aegd, lr: 0.05",
+        "sf_adamw, lr: 0.01, no_decay: [bias]",
+        "lars, lr: 0.1",
+        "adafactor, lr: 0.01",
+        "soap, lr: 0.01, max_precond_dim: 16",
+        "muon, lr: 0.01, rest: {name: adagd}",
+        "lookahead, k: 2, inner: {name: adagd}, groups: [{match: '*.bias', name: soap, max_precond_dim: 16}]",
+        "lookahead, k: 3, pullback_momentum: reset, inner: {name: sgdm, lr: 0.05}",
+    ] {
+        let text = format!(
+            "
+data: {{name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 24}}
+model: {{name: mlp, hidden: [5]}}
+optimizer: {{name: {optimizer}}}
+train: {{epochs: 3, shards: 12, log_every: 1, probe: {}}}
+",
+            optimizer.contains("l")
+        );
+        divided_as_whole(&text, &[4]);
+        divided_as_whole(&text.replace("probe: true", "probe: false"), &[3]);
+    }
+}
+
+/// Parameters that are not trained, and averaged SGD in the place of SGD.
+#[test]
+fn what_is_frozen_and_what_is_switched_can_be_divided() {
+    let frozen = MLP.replace("probe: true", "freeze: ['*.bias'], clip_value: 0.01");
+    divided_as_whole(&frozen, &[4]);
+    let asgd = MLP.replace("decgd", "sgd").replace("probe: true", "average: {kind: asgd, window: 1}");
+    divided_as_whole(&asgd, &[3]);
+}
+
+#[test]
+fn an_optimizer_that_looks_at_all_parameters_is_not_divided() {
+    for optimizer in ["lbfgs", "sam", "prodigy", "lamb", "looking"] {
+        let text = ADAGD.replace("name: adagd", &format!("name: {optimizer}"));
+        let recipe = parse(&text, &["train.shard_state=true"]);
+        let folder = tempfile::tempdir().unwrap();
+        let ended = run::run(&recipe, &registries(), &options(folder.path(), World::alone()));
+        let error = ended.unwrap_err().to_string();
+        for part in ["train.shard_state", optimizer, "cannot be divided"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_would_divide_alone_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, other) = (parse(MLP, &[]), parse(MLP, &["train.shard_state=true"]));
+    assert_eq!(recipe.id(), other.id());
+    let ended = ranks(2, |world| {
+        let recipe = if world.rank() == 1 { &other } else { &recipe };
+        run::run(recipe, &registries(), &options(folder.path(), world))
+    });
+    for end in ended {
+        let error = end.unwrap_err().to_string();
+        assert!(error.starts_with("rank 1: has another section `train`: "), "{error}");
+    }
 }
 
 /// Without batch statistics a sharded step is the whole one, up to the order of additions; with one shard it is that one.
@@ -277,15 +362,18 @@ fn a_run_goes_on_with_another_number_of_ranks() {
         let alone = train(&recipe, &folder.path().join("alone"), 1);
         let runs = folder.path().join("pieces");
         let mut at = 0;
+        let divided = parse(text, &["train.epochs=3", "train.shard_state=true"]);
         for (size, by) in [(4, 2), (1, 0), (3, 0), (6, 5)] {
             at += 1;
+            // By turns with state divided and not.
+            let recipe = if at % 2 == 0 { &recipe } else { &divided };
             let ended = ranks(size, |world| {
                 let stop = Arc::new(AtomicBool::new(false));
                 let (told, rank) = (stop.clone(), world.rank());
                 // One of them is asked to stop after a step; all do.
                 let watch =
                     Watch::new(move |tick| told.store(rank == by && tick.step >= at, Ordering::Relaxed));
-                run::run(&recipe, &Registries::default(), &Options { stop, watch, ..options(&runs, world) })
+                run::run(recipe, &Registries::default(), &Options { stop, watch, ..options(&runs, world) })
             });
             for end in ended {
                 assert!(matches!(end, Err(RunError::Interrupted { step }) if step == at), "{end:?}");

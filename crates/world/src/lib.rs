@@ -21,7 +21,7 @@ pub mod sockets;
 mod sum;
 mod tree;
 
-pub use sum::add;
+pub use sum::{BUCKET, add};
 pub use tree::Tree;
 
 use std::fmt;
@@ -126,26 +126,33 @@ impl World {
     /// What every rank says, of any length, in the order of ranks.
     pub fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let Some(mut wire) = self.wire() else { return Ok(vec![mine.to_vec()]) };
-        let mut lengths = vec![[0; 8]; self.size];
-        let mut places: Vec<&mut [u8]> = lengths.iter_mut().map(|place| &mut place[..]).collect();
-        wire.all_gather(&(mine.len() as u64).to_le_bytes(), &mut places)?;
-        let mut all = Vec::with_capacity(self.size);
-        for (rank, length) in lengths.into_iter().enumerate() {
-            let length = u64::from_le_bytes(length);
-            // What no memory holds is no message: the rank is out of step.
-            let mut room = Vec::new();
-            usize::try_from(length)
-                .ok()
-                .filter(|length| room.try_reserve_exact(*length).is_ok())
-                .map(|length| room.resize(length, 0))
-                .ok_or_else(|| Error::new(rank, format!("sends {length} bytes, more than memory holds")))?;
-            all.push(room);
-        }
-        if all.iter().any(|room| !room.is_empty()) {
-            let mut places: Vec<&mut [u8]> = all.iter_mut().map(|place| &mut place[..]).collect();
-            wire.all_gather(mine, &mut places)?;
+        let lengths = self.lengths(&mut **wire, mine)?;
+        let mut all = lengths.iter().enumerate().map(room).collect::<Result<Vec<_>, _>>()?;
+        if lengths.iter().any(|length| *length > 0) {
+            wire.all_gather(mine, &mut places(&mut all))?;
         }
         Ok(all)
+    }
+
+    /// What every rank says, to the first one alone: the others hear nothing, and need no room for it.
+    pub fn to_first(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let Some(mut wire) = self.wire() else { return Ok(vec![mine.to_vec()]) };
+        let mut lengths = self.lengths(&mut **wire, mine)?;
+        if !self.is_first() {
+            lengths.fill(0);
+        }
+        let mut all = lengths.iter().enumerate().map(room).collect::<Result<Vec<_>, _>>()?;
+        let mut out: Vec<&[u8]> = vec![&[]; self.size];
+        out[0] = mine;
+        wire.all_to_all(&out, &mut places(&mut all))?;
+        Ok(all)
+    }
+
+    /// How much every rank has to say.
+    fn lengths(&self, wire: &mut dyn Wire, mine: &[u8]) -> Result<Vec<u64>, Error> {
+        let mut lengths = vec![vec![0; 8]; self.size];
+        wire.all_gather(&(mine.len() as u64).to_le_bytes(), &mut places(&mut lengths))?;
+        Ok(lengths.iter().map(|bytes| bytes[..].try_into().map_or(0, u64::from_le_bytes)).collect())
     }
 
     /// What the first rank says; the others' `bytes` are not looked at.
@@ -179,4 +186,18 @@ impl World {
         // A wire that panicked half way through a message fails at the next: its peers are out of step.
         Some(self.wire.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Room for what a rank says. What no memory holds is no message: the rank is out of step.
+fn room((rank, length): (usize, &u64)) -> Result<Vec<u8>, Error> {
+    let mut room = Vec::new();
+    match usize::try_from(*length).ok().filter(|length| room.try_reserve_exact(*length).is_ok()) {
+        Some(length) => room.resize(length, 0),
+        None => return Err(Error::new(rank, format!("sends {length} bytes, more than memory holds"))),
+    }
+    Ok(room)
+}
+
+fn places(rooms: &mut [Vec<u8>]) -> Vec<&mut [u8]> {
+    rooms.iter_mut().map(|room| &mut room[..]).collect()
 }

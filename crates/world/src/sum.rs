@@ -6,7 +6,7 @@ use crate::{Error, Tree, World};
 use std::ops::Range;
 
 /// Numbers that are exchanged at a time: what is in flight needs memory beside the sum. 25 MB.
-const BUCKET: usize = 25 << 18;
+pub const BUCKET: usize = 25 << 18;
 
 impl World {
     /// The sum of `length` numbers over the leaves of a tree, which are shared out among the ranks in equal blocks. `mine` is what
@@ -47,6 +47,25 @@ impl World {
             wire.all_gather(bytes(&slice_sum), &mut into)?;
         }
         Ok(total)
+    }
+}
+
+impl World {
+    /// What all ranks have, one after the other; rank `r` has `lengths[r]` numbers.
+    pub fn join(&self, mine: &[f32], lengths: &[usize]) -> Result<Vec<f32>, Error> {
+        if lengths.len() != self.size() || mine.len() != lengths[self.rank()] {
+            return Err(Error::new(self.rank(), "its numbers are not as many as were agreed on"));
+        }
+        let Some(mut wire) = self.wire() else { return Ok(mine.to_vec()) };
+        let mut all = vec![0.0; lengths.iter().sum()];
+        let (mut rest, mut into) = (&mut all[..], Vec::with_capacity(lengths.len()));
+        for length in lengths {
+            let (place, others) = rest.split_at_mut(*length);
+            into.push(bytes_mut(place));
+            rest = others;
+        }
+        wire.all_gather(bytes(mine), &mut into)?;
+        Ok(all)
     }
 }
 

@@ -7,6 +7,7 @@
 //! the CPU either.
 use super::slot::{Buffers, Slot};
 use super::team::{Parts, Team};
+use crate::Others;
 use crate::device::{LANES, PART, PARTS};
 use crate::precision::{Narrow, Rounding};
 use crate::rule::{MAX_BUFFERS, Real, Rule, SUMS, Scalars, Share};
@@ -363,17 +364,40 @@ pub(super) fn reduce<R: Rule>(
     gradients.iter().map(one).collect()
 }
 
-/// Sums over all gradients: in the order of dtypes, then of gradients.
-pub(super) fn together(gradients: &[Gradient], each: &[Option<[f64; SUMS]>]) -> [f64; SUMS] {
-    total([DType::F32, DType::F64, DType::F16, DType::BF16].map(|dtype| {
-        total(
-            gradients
-                .iter()
-                .zip(each)
-                .filter(|(g, _)| g.tensor.dtype() == dtype)
-                .filter_map(|(_, sums)| *sums),
-        )
-    }))
+/// What a parameter of a dtype adds to sums over all; `None` where it is left out.
+pub(super) type Term = (DType, Option<[f64; SUMS]>);
+
+const ORDER: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+
+/// Sums over all parameters: in the order of dtypes, then of parameters.
+pub(super) fn together(terms: &[Term]) -> [f64; SUMS] {
+    total(ORDER.map(|dtype| total(terms.iter().filter(|(of, _)| *of == dtype).filter_map(|(_, sums)| *sums))))
+}
+
+/// The terms of all parts, in the order of the parameters: those left out add nothing and are not said.
+pub(super) fn all_terms(others: &mut Others, mine: &[Term]) -> crate::Result<Vec<Term>> {
+    const BYTES: usize = 1 + 8 * SUMS;
+    let mut words = Vec::with_capacity(mine.len() * BYTES);
+    for (dtype, sums) in mine {
+        if let (Some(place), Some(sums)) = (ORDER.iter().position(|known| known == dtype), sums) {
+            words.push(place as u8);
+            words.extend(sums.iter().flat_map(|sum| sum.to_le_bytes()));
+        }
+    }
+    let mut all = Vec::new();
+    for said in others.ask(&words)? {
+        for term in said.chunks(BYTES) {
+            let dtype = term.first().and_then(|place| ORDER.get(usize::from(*place)));
+            let (Some(dtype), BYTES) = (dtype, term.len()) else {
+                return Err(
+                    candle_core::Error::msg("another part of the parameters has no sums to share").into()
+                );
+            };
+            let sum = |i: usize| term[1 + 8 * i..][..8].try_into().map_or(f64::NAN, f64::from_le_bytes);
+            all.push((*dtype, Some(std::array::from_fn(sum))));
+        }
+    }
+    Ok(all)
 }
 
 /// Adds sums up in their order.

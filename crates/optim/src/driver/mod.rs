@@ -18,7 +18,7 @@ use crate::probe::Probe;
 use crate::rule::{Input, Loss, MAX_BUFFERS, Reduce, Refusal, Rule, SUMS, Scalars};
 use crate::state::{Load, StateDict};
 use crate::{
-    Deferred, Displaced, Error, Info, Optimizer, ParamInfo, Precision, Result, Rounding, StepContext,
+    Deferred, Displaced, Error, Info, Optimizer, Others, ParamInfo, Precision, Result, Rounding, StepContext,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
@@ -47,6 +47,8 @@ pub struct Optim<R: Rule> {
     unsettled: Vec<Vec<Before>>,
     /// The weights that are trained, while those for evaluation are in place.
     trained: Option<Vec<Tensor>>,
+    /// Who steps the other parameters, if these are a part of all.
+    others: Option<Others>,
     probe: Option<Probe>,
 }
 
@@ -123,7 +125,8 @@ impl<R: Rule> Optim<R> {
             slots.push(Slot::new(name, var, group, R::MEMORY.len(), names, engine.as_ref())?);
         }
         let (by_position, precision, unsettled) = (false, Precision::default(), Vec::new());
-        Ok(Self { hyper, slots, by_position, precision, engine, unsettled, trained: None, probe: None })
+        let (trained, others, probe) = (None, None, None);
+        Ok(Self { hyper, slots, by_position, precision, engine, unsettled, trained, others, probe })
     }
 
     /// With another way to train parameters of half precision.
@@ -510,7 +513,14 @@ impl<R: Rule> Optim<R> {
         let Some(engine) = &mut self.engine else {
             let each = cpu::reduce::<R>(&self.slots, gradients, clip, &has_past)?;
             return Ok(match reduce {
-                Reduce::Together(_) => vec![cpu::together(gradients, &each); gradients.len()],
+                Reduce::Together(_) => {
+                    let terms: Vec<_> = gradients.iter().map(|g| g.tensor.dtype()).zip(each).collect();
+                    let terms = match &mut self.others {
+                        Some(others) => cpu::all_terms(others, &terms)?,
+                        None => terms,
+                    };
+                    vec![cpu::together(&terms); gradients.len()]
+                }
                 Reduce::Each(_) => each.into_iter().map(Option::unwrap_or_default).collect(),
             });
         };
@@ -576,6 +586,17 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
     fn set_precision(&mut self, precision: Precision) -> Result<()> {
         self.choose_precision(precision)
+    }
+    fn share_sums(&mut self, others: Others) -> Result<()> {
+        let what = match (R::REDUCE, &self.engine) {
+            (Some(Reduce::Together(_)), None) => {
+                self.others = Some(others);
+                return Ok(());
+            }
+            (Some(Reduce::Together(_)), Some(_)) => "shares its sums with other processes on the CPU only",
+            _ => "has no sums to share with other processes",
+        };
+        Err(Error::Unsupported { optimizer: self.info().name.to_owned(), what: what.to_owned() })
     }
     fn info(&self) -> &'static Info {
         self.info()

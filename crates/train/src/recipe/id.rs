@@ -10,7 +10,7 @@ use taper_optim::Schedule;
 const DIGITS: usize = 12;
 
 /// Settings that change no weight and no result, only what is called, kept, logged, checked or waited for.
-const NO_RESULT: [&str; 9] = [
+const NO_RESULT: [&str; 10] = [
     "name",
     "extends",
     "sweep",
@@ -20,6 +20,7 @@ const NO_RESULT: [&str; 9] = [
     "train.checkpoint",
     "train.budget.seconds",
     "train.on_divergence",
+    "train.shard_state",
 ];
 
 /// Whether a setting, by its path, changes no result.

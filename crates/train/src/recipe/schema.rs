@@ -342,6 +342,9 @@ pub struct Train {
     /// many processes as divide it can share a run, with the same result.
     #[serde(default = "Train::one_shard", skip_serializing_if = "Train::is_one_shard")]
     pub shards: usize,
+    /// Whether the processes that share a run divide the optimizer's state among them, with the same result: each keeps a part.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shard_state: bool,
     /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
     pub select: Select,
     /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.

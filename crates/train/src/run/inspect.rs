@@ -60,7 +60,7 @@ pub fn evaluate_start(
 pub fn inspect(recipe: &Recipe, registries: &Registries, search: &Search) -> Result<Inspection, RunError> {
     let task = task::of(recipe, registries, search, &device(recipe)?, &World::alone())?;
     let params = task.params().trainable();
-    let optimizers = Optimizers::new(recipe, registries, params.clone())?;
+    let optimizers = Optimizers::new(recipe, registries, params.clone(), &World::alone())?;
     let (epochs, steps) = length(recipe, |epoch| task.batches(epoch));
     // The first is called as in the recipe: `decgd` with a decay has the rule of `decgdw`.
     let part = |(place, optimizer): (usize, &dyn taper_optim::Optimizer)| Part {

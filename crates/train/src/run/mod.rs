@@ -12,6 +12,7 @@
 //! ```
 mod average;
 pub(crate) mod checkpoint;
+mod divide;
 mod error;
 mod evaluate;
 mod extend;
@@ -503,8 +504,7 @@ impl Run<'_> {
         if let Some((loss, norm)) = logged {
             self.record(Split::Train, vec![("loss", loss), ("lr", lr), ("grad_norm", norm)])?;
         }
-        if probe && let Some(probe) = self.optimizers.main().probe() {
-            let values = metrics::of_probe(probe);
+        if probe && let Some(values) = self.optimizers.probed()? {
             self.metrics.add(Record { step, epoch, split: Split::Probe, values })?;
         }
         Ok(())
@@ -551,11 +551,8 @@ impl Run<'_> {
             safetensors::serialize(tensors, None).map_err(candle_core::Error::wrap)
         };
         let evaluation = self.with_evaluation_weights(|task| Ok(bytes(&tensors_of(task))?))?;
-        // All that takes all processes is done.
-        if !self.options.world.is_first() {
-            return Ok(());
-        }
-        let mut files = self.optimizers.save()?;
+        // All that takes all processes is done with this.
+        let Some(mut files) = self.optimizers.save(&self.options.world)? else { return Ok(()) };
         files.insert("model.safetensors".into(), bytes(&weights)?);
         if !carry.is_empty() {
             files.insert(CARRY.into(), bytes(&carry)?);

@@ -32,7 +32,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, RunError> {
         let device = device(recipe)?;
         let mut task = task::of(recipe, registries, &options.search, &device, &options.world)?;
-        let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable())?;
+        let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable(), &options.world)?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
         let weights =
             recipe.train.init_from.as_deref().map(|from| Weights::read(recipe, from)).transpose()?;

@@ -1,12 +1,15 @@
 //! The optimizers of a run: one, or several that share the parameters between them.
-use super::RunError;
+use super::divide::Division;
+use super::{RunError, metrics, ranks};
 use crate::recipe::{Average, Map, NoDecay, Recipe};
 use crate::{Registries, Schedules};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use taper_optim::{Deferred, Evaluated, Group, Optimizer, Per, PlateauState, StateDict, StepContext};
+use taper_optim::rule::Reach;
+use taper_optim::{Deferred, Evaluated, Group, Named, Optimizer, Per, PlateauState, StateDict, StepContext};
+use taper_world::World;
 
 /// Which parameters have no decay by the recipe's `no_decay`, from shapes and not from what a model calls its layers: a bias
 /// is a vector whose name says so, a layer whose `weight` is a vector is a norm.
@@ -29,12 +32,88 @@ pub(crate) type Again<'a> = &'a mut dyn FnMut() -> taper_optim::Result<Evaluated
 /// The optimizers with their schedules.
 pub(crate) struct Optimizers {
     /// The first is the recipe's; others belong to groups that name one of their own.
-    all: Vec<Box<dyn Optimizer>>,
+    all: Vec<Member>,
     /// The variables they train.
     pub vars: Vec<Var>,
     /// What takes the place of the first when the run switches to averaged SGD.
-    averaged: Option<Box<dyn Optimizer>>,
+    averaged: Option<Member>,
     schedules: Schedules,
+}
+
+/// One of them.
+struct Member {
+    optimizer: Box<dyn Optimizer>,
+    /// Who steps which part of its parameters, where that is not each process all of them.
+    division: Option<Division>,
+    /// Whether weights for evaluation are in place.
+    away: bool,
+}
+
+impl Member {
+    /// An optimizer over parameters, or over this process's part of them where the recipe divides its state.
+    fn build(
+        recipe: &Recipe,
+        world: &World,
+        named: Named<'_>,
+        params: Vec<(String, Var)>,
+        (hyper, groups): (&Map, &[Group]),
+        refuse: impl Fn(taper_optim::Error) -> RunError,
+    ) -> Result<Self, RunError> {
+        let reach = named.reach(hyper).map_err(&refuse)?;
+        if recipe.train.shard_state && reach == Reach::All {
+            let message = format!(
+                "{} looks at all parameters at once: its state cannot be divided, leave `train.shard_state` out",
+                named.info.name
+            );
+            return Err(recipe.error_at("train.shard_state", message).into());
+        }
+        if !recipe.train.shard_state || world.is_alone() {
+            return Ok(Self {
+                optimizer: named.build(params, hyper, groups).map_err(refuse)?,
+                division: None,
+                away: false,
+            });
+        }
+        // A probe looks at whole parameters.
+        let division = Division::new(params, reach, recipe.train.probe, world)?;
+        let mut optimizer = named.build(division.own(), hyper, groups).map_err(&refuse)?;
+        if reach == Reach::Sums {
+            optimizer.share_sums(division.others()).map_err(refuse)?;
+        }
+        Ok(Self { optimizer, division: Some(division), away: false })
+    }
+
+    fn step(
+        &mut self,
+        grads: &GradStore,
+        context: &StepContext,
+        deferred: &Deferred,
+    ) -> Result<(), RunError> {
+        let Some(division) = &self.division else {
+            return Ok(self.optimizer.step_deferred(grads, context, deferred)?);
+        };
+        division.refresh()?;
+        let stepped = self.optimizer.step_deferred(&division.gradients(grads)?, context, deferred);
+        stepped.map_err(|e| division.reason(e))?;
+        division.spread()
+    }
+
+    /// Puts weights for evaluation into the parameters, if it has others than it trains. True if so.
+    fn eval_weights(&mut self) -> Result<bool, RunError> {
+        if let Some(division) = &self.division {
+            division.refresh()?;
+        }
+        self.away = self.optimizer.eval_weights()?;
+        self.division.iter().filter(|_| self.away).try_for_each(Division::spread)?;
+        Ok(self.away)
+    }
+
+    /// Puts the weights that are trained back.
+    fn train_weights(&mut self) -> Result<(), RunError> {
+        self.optimizer.train_weights()?;
+        let was_away = std::mem::take(&mut self.away);
+        self.division.iter().filter(|_| was_away).try_for_each(Division::spread)
+    }
 }
 
 impl Optimizers {
@@ -42,6 +121,7 @@ impl Optimizers {
         recipe: &Recipe,
         registries: &Registries,
         params: Vec<(String, Var)>,
+        world: &World,
     ) -> Result<Self, RunError> {
         let section = &recipe.optimizer;
         // The recipe's check has compiled them all.
@@ -58,7 +138,7 @@ impl Optimizers {
         }
         let vars = params.iter().map(|(_, var)| var.clone()).collect();
 
-        let mut all: Vec<Box<dyn Optimizer>> = Vec::new();
+        let mut all: Vec<Member> = Vec::new();
         let mut groups = Vec::new();
         for (i, group) in section.groups.iter().enumerate() {
             let key = format!("optimizer.groups[{i}].match");
@@ -74,8 +154,9 @@ impl Optimizers {
                 let message = format!("`{}` matches no parameter", group.pattern);
                 return Err(recipe.error_at(&key, message).into());
             }
-            let built = registries.optimizers.build(name, own, &group.hyper);
-            all.push(built.map_err(|e| recipe.error_at(&key, e.to_string()))?);
+            let refuse = |e: taper_optim::Error| recipe.error_at(&key, e.to_string()).into();
+            let named = registries.optimizers.get(name).map_err(refuse)?;
+            all.push(Member::build(recipe, world, named, own, (&group.hyper, &[]), refuse)?);
         }
         if !section.no_decay.is_empty() {
             // Only what no other group claims, and only if it is there: an MLP has no norm layers.
@@ -98,6 +179,9 @@ impl Optimizers {
             hyper.insert("lr".into(), section.lr.into());
         }
         let entry = registries.optimizers.get(&section.name)?;
+        let build = |params: Vec<(String, Var)>, hyper: &Map, groups: &[Group]| {
+            Member::build(recipe, world, entry, params, (hyper, groups), |e| locate(recipe, e))
+        };
         let averaged = match &recipe.train.average {
             Average::Asgd { lambd, .. } => {
                 if section.name != "sgd" || !all.is_empty() {
@@ -117,24 +201,26 @@ impl Optimizers {
                     .iter()
                     .map(|g| Group { pattern: g.pattern.clone(), overrides: more(&g.overrides, decay) })
                     .collect();
-                let built = entry.build(params.clone(), &more(&hyper, 0.0), &groups);
-                Some(built.map_err(|e| locate(recipe, e))?)
+                Some(build(params.clone(), &more(&hyper, 0.0), &groups)?)
             }
             _ => None,
         };
-        all.insert(0, entry.build(params, &hyper, &groups).map_err(|e| locate(recipe, e))?);
+        all.insert(0, build(params, &hyper, &groups)?);
 
         let schedule = &recipe.schedule;
         let schedules =
             Schedules::new(&schedule.kind, &schedule.config).map_err(|e| recipe.refused("schedule", e))?;
-        if schedules.momentum.is_some() && momentum(&*all[0]).is_none_or(|momentum| momentum == 0.0) {
+        if schedules.momentum.is_some() && momentum(&*all[0].optimizer).is_none_or(|momentum| momentum == 0.0)
+        {
             let message = format!("{} has no momentum to schedule", section.name);
             return Err(recipe.error_at("schedule.momentum", message).into());
         }
-        let mut optimizers = Self { all, vars, averaged, schedules };
         if recipe.train.average != Average::None {
-            let own = optimizers.eval_weights()?;
-            optimizers.train_weights()?;
+            let mut own = false;
+            for Member { optimizer, .. } in &mut all {
+                own |= optimizer.eval_weights()?;
+                optimizer.train_weights()?;
+            }
             if own {
                 let message = format!(
                     "{} has weights of its own for evaluation, which another average would not see: leave `train.average` out",
@@ -143,31 +229,31 @@ impl Optimizers {
                 return Err(recipe.error_at("train.average.kind", message).into());
             }
         }
-        Ok(optimizers)
+        Ok(Self { all, vars, averaged, schedules })
     }
 
     /// How many gradients a step takes.
     pub fn gradients(&self) -> usize {
-        self.all.iter().map(|optimizer| optimizer.gradients()).max().unwrap_or(1)
+        self.all.iter().map(|member| member.optimizer.gradients()).max().unwrap_or(1)
     }
 
     /// Puts weights for evaluation into the parameters of optimizers that have such. True if there is one.
     pub fn eval_weights(&mut self) -> Result<bool, RunError> {
         let mut any = false;
-        for optimizer in &mut self.all {
-            any |= optimizer.eval_weights()?;
+        for member in &mut self.all {
+            any |= member.eval_weights()?;
         }
         Ok(any)
     }
 
     /// Puts the weights that are trained back.
     pub fn train_weights(&mut self) -> Result<(), RunError> {
-        self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.train_weights()?))
+        self.all.iter_mut().try_for_each(Member::train_weights)
     }
 
     /// The base learning rate of the recipe's optimizer.
     pub fn lr(&self) -> f64 {
-        self.all[0].lr()
+        self.main().lr()
     }
 
     /// The schedule's factor of all rates at a time of the run.
@@ -197,20 +283,19 @@ impl Optimizers {
         };
         let context = context.factor(factor);
         let (clip_norm, again) = again;
-        for optimizer in self.all.iter_mut().filter(|optimizer| optimizer.gradients() > 1) {
+        let (twice, once): (Vec<_>, Vec<_>) =
+            self.all.iter_mut().partition(|member| member.optimizer.gradients() > 1);
+        for member in twice {
             let loss = Deferred { clip_norm: None, ..deferred.clone() };
             let context = StepContext { grad_scale: 1.0, max_norm: clip_norm, ..loss.read_into(context)? };
-            optimizer.step_twice(grads, &context, again)?;
+            member.optimizer.step_twice(grads, &context, again)?;
         }
-        for optimizer in self.all.iter_mut().filter(|optimizer| optimizer.gradients() == 1) {
-            optimizer.step_deferred(grads, &context, deferred)?;
-        }
-        Ok(())
+        once.into_iter().try_for_each(|member| member.step(grads, &context, deferred))
     }
 
     /// Waits for a GPU and asks whether it refused a step.
     pub fn settle(&mut self) -> Result<(), RunError> {
-        self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.settle()?))
+        self.all.iter_mut().try_for_each(|member| Ok(member.optimizer.settle()?))
     }
 
     /// Puts averaged SGD in the place of SGD, if the recipe speaks of it.
@@ -235,29 +320,50 @@ impl Optimizers {
 
     /// All of them, the recipe's first.
     pub fn each(&self) -> impl Iterator<Item = &dyn Optimizer> {
-        self.all.iter().map(|optimizer| &**optimizer)
+        self.all.iter().map(|member| &*member.optimizer)
     }
 
     /// The recipe's optimizer.
     pub fn main(&self) -> &dyn Optimizer {
-        &*self.all[0]
+        &*self.all[0].optimizer
     }
 
-    /// The saved states as files: `optimizer.safetensors`, then `optimizer-1.safetensors`, …
-    pub fn save(&self) -> Result<BTreeMap<String, Vec<u8>>, RunError> {
-        let states = self.all.iter().map(|optimizer| Ok(optimizer.state_dict()?.to_bytes()?));
-        states
-            .enumerate()
-            .map(|(i, bytes): (usize, Result<_, RunError>)| Ok((file_name(i), bytes?)))
-            .collect()
+    /// The statistics of the last step of the recipe's optimizer by name, if they were asked for and could be had.
+    pub fn probed(&self) -> Result<Option<BTreeMap<String, f64>>, RunError> {
+        let values = self.main().probe().map(metrics::of_probe);
+        match &self.all[0].division {
+            Some(division) => ranks::united(division.world(), values),
+            None => Ok(values),
+        }
+    }
+
+    /// The saved states as files: `optimizer.safetensors`, then `optimizer-1.safetensors`, … All processes take part, and the
+    /// first one has them.
+    pub fn save(&self, world: &World) -> Result<Option<BTreeMap<String, Vec<u8>>>, RunError> {
+        let mut files = BTreeMap::new();
+        for (i, Member { optimizer, division, .. }) in self.all.iter().enumerate() {
+            let state = match division {
+                Some(division) => division.join(optimizer.state_dict()?)?,
+                None if world.is_first() => Some(optimizer.state_dict()?),
+                None => None,
+            };
+            if let Some(state) = state {
+                files.insert(file_name(i), state.to_bytes()?);
+            }
+        }
+        Ok(world.is_first().then_some(files))
     }
 
     /// Loads what [`Optimizers::save`] made.
     pub fn load(&mut self, files: &BTreeMap<String, Vec<u8>>) -> Result<(), RunError> {
-        for (i, optimizer) in self.all.iter_mut().enumerate() {
+        for (i, Member { optimizer, division, .. }) in self.all.iter_mut().enumerate() {
             let missing = || taper_optim::Error::State(vec![format!("no file {}", file_name(i))]);
             let bytes = files.get(&file_name(i)).ok_or_else(missing)?;
-            optimizer.load_state_dict(&StateDict::from_bytes(bytes)?)?;
+            let state = StateDict::from_bytes(bytes)?;
+            optimizer.load_state_dict(&match division {
+                Some(division) => division.cut(&state, optimizer.state_dict()?)?,
+                None => state,
+            })?;
         }
         Ok(())
     }

@@ -74,6 +74,8 @@ pub(super) fn agree(world: &World, recipe: &Recipe, inputs: &Inputs, now: &Stret
     let Stretch { taper, revision, features, .. } = now;
     let own = [
         ("recipe", recipe.id().to_owned()),
+        // What has no say in the id may still have one in what the processes tell each other, and when.
+        ("section `train`", recipe.resolved()["train"].to_string()),
         ("build", format!("taper {taper} {} [{}]", revision.as_deref().unwrap_or(""), features.join(" "))),
         ("arithmetic", now.arithmetic()),
         ("data or first weights", digests.chain(weights).collect::<Vec<_>>().join(", ")),
@@ -141,7 +143,24 @@ pub(super) fn told<T: Serialize + DeserializeOwned>(
     Ok(made)
 }
 
-fn to_json(world: &World, value: &impl Serialize) -> Result<Vec<u8>, Error> {
+/// Named numbers of all processes, the later ones' in the place of the earlier ones' of the same name; `None` where one has none.
+pub(super) fn united(
+    world: &World,
+    mine: Option<BTreeMap<String, f64>>,
+) -> Result<Option<BTreeMap<String, f64>>, RunError> {
+    // Bits: JSON has no word for numbers that are not finite.
+    let bits = mine.map(|mine| mine.into_iter().map(|(name, value)| (name, value.to_bits())).collect());
+    let mut all = BTreeMap::new();
+    let mut whole = true;
+    for said in world.gather(&to_json::<Option<BTreeMap<String, u64>>>(world, &bits)?)? {
+        let said: Option<BTreeMap<String, u64>> = from_json(&said)?;
+        whole &= said.is_some();
+        all.extend(said.into_iter().flatten().map(|(name, bits)| (name, f64::from_bits(bits))));
+    }
+    Ok(whole.then_some(all))
+}
+
+fn to_json<T: Serialize>(world: &World, value: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(value).map_err(|e| Error::new(world.rank(), format!("cannot say what it has: {e}")))
 }
 

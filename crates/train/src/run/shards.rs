@@ -278,7 +278,7 @@ fn append(numbers: &mut Vec<f32>, tensor: &Tensor, weight: f64) -> Result<(), Ru
 }
 
 /// Numbers in the place of a variable.
-fn tensor(numbers: &[f32], var: &Var) -> Result<Tensor, RunError> {
+pub(super) fn tensor(numbers: &[f32], var: &Var) -> Result<Tensor, RunError> {
     let tensor = Tensor::from_slice(numbers, var.shape(), &Device::Cpu)?;
     Ok(tensor.to_dtype(var.dtype())?.to_device(var.device())?)
 }

@@ -34,7 +34,7 @@
 //! - No first moment.
 //!
 //! Reference: *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, arXiv:1804.04235.
-use crate::rule::{Config, Info, Invalid, ranges, require};
+use crate::rule::{Config, Info, Invalid, Reach, ranges, require};
 use crate::sums::squares;
 use crate::{Result, TensorRule, TensorStep};
 use candle_core::{D, DType, Tensor};
@@ -98,6 +98,7 @@ fn rms(t: &Tensor) -> Result<f64> {
 
 impl TensorRule for AdafactorRule {
     type Config = AdafactorConfig;
+    const REACH: Reach = Reach::Parameter;
 
     fn names() -> Vec<(&'static Info, AdafactorConfig)> {
         vec![(&ADAFACTOR, AdafactorConfig::default())]

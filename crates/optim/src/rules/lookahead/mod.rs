@@ -31,11 +31,11 @@
 //! Reference: *Lookahead Optimizer: k steps forward, 1 step back*, arXiv:1907.08610.
 use crate::driver::fields;
 use crate::inner::{Inner, differences, leftovers};
-use crate::rule::{Config, Info, Invalid, require};
+use crate::rule::{Config, Info, Invalid, Reach, require};
 use crate::state::{ParamScalars, SavedGroup};
 use crate::tensor::wide;
 use crate::{
-    Displaced, Error, Evaluated, Factory, Load, Optimizer, ParamInfo, Probe, Registry, Result, Setup,
+    Displaced, Error, Evaluated, Factory, Load, Optimizer, Others, ParamInfo, Probe, Registry, Result, Setup,
     StateDict, StepContext,
 };
 use candle_core::backprop::GradStore;
@@ -117,6 +117,10 @@ impl Factory for LookaheadFactory {
 
     fn buffers(&self, registry: &Registry, config: &LookaheadConfig) -> Result<Vec<&'static str>> {
         Ok([inner(config)?.buffers(registry)?, vec!["slow"]].concat())
+    }
+
+    fn reach(&self, registry: &Registry, config: &LookaheadConfig) -> Result<Reach> {
+        inner(config)?.reach(registry)
     }
 
     fn build(&self, setup: Setup<'_, LookaheadConfig>) -> Result<Box<dyn Optimizer>> {
@@ -253,6 +257,9 @@ impl Optimizer for Lookahead {
     }
     fn settle(&mut self) -> Result<()> {
         self.inner.settle()
+    }
+    fn share_sums(&mut self, others: Others) -> Result<()> {
+        self.inner.share_sums(others)
     }
     fn info(&self) -> &'static Info {
         &LOOKAHEAD

@@ -46,11 +46,11 @@ use crate::driver::groups::claim;
 use crate::driver::{Group, compile, fields};
 use crate::inner::{Inner, leftovers};
 use crate::matrix::newton_schulz;
-use crate::rule::{Config, Info, Invalid, ranges, require};
+use crate::rule::{Config, Info, Invalid, Reach, ranges, require};
 use crate::sums::squares;
 use crate::{
-    Error, Factory, Load, Optimizer, ParamInfo, Probe, Registry, Result, Setup, StateDict, StepContext,
-    TensorOptim, TensorRule, TensorStep,
+    Error, Factory, Load, Optimizer, Others, ParamInfo, Probe, Registry, Result, Setup, StateDict,
+    StepContext, TensorOptim, TensorRule, TensorStep,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Var};
@@ -217,6 +217,10 @@ impl Factory for MuonFactory {
         Ok(MuonRule::buffers(config).to_vec())
     }
 
+    fn reach(&self, registry: &Registry, config: &MuonConfig) -> Result<Reach> {
+        Ok(rest(config)?.reach(registry)?.max(Reach::Parameter))
+    }
+
     fn build(&self, setup: Setup<'_, MuonConfig>) -> Result<Box<dyn Optimizer>> {
         let Setup { registry, params, config, groups } = setup;
         claim(&params, groups)?;
@@ -346,6 +350,9 @@ impl Optimizer for Muon {
     }
     fn settle(&mut self) -> Result<()> {
         self.rest.settle()
+    }
+    fn share_sums(&mut self, others: Others) -> Result<()> {
+        self.rest.share_sums(others)
     }
     fn info(&self) -> &'static Info {
         &MUON

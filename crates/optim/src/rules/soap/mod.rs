@@ -42,7 +42,7 @@
 //!
 //! Reference: *SOAP: Improving and Stabilizing Shampoo using Adam*, arXiv:2409.11321.
 use crate::matrix::{eigenvectors, orthonormal, product};
-use crate::rule::{Config, Info, Invalid, bias_correction, ranges, require};
+use crate::rule::{Config, Info, Invalid, Reach, bias_correction, ranges, require};
 use crate::{Memory, Result, TensorRule, TensorStep};
 use candle_core::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -161,6 +161,7 @@ fn rotated(t: &Tensor, memory: &Memory, most: usize, transposed: bool) -> Result
 
 impl TensorRule for SoapRule {
     type Config = SoapConfig;
+    const REACH: Reach = Reach::Parameter;
 
     fn names() -> Vec<(&'static Info, SoapConfig)> {
         vec![(&SOAP, SoapConfig::default())]

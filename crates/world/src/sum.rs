@@ -21,7 +21,13 @@ impl World {
         let Some(mut wire) = self.wire() else {
             return Ok(mine.pop().unwrap_or_else(|| vec![0.0; length]));
         };
-        let mut total = vec![0.0; length];
+        let held: Vec<&Range<usize>> = spans.iter().flatten().collect();
+        // The sum comes into the place of a part: what is there has been sent by then.
+        let mut total = if mine.is_empty() { vec![0.0; length] } else { mine.remove(0) };
+        if held.is_empty() {
+            return Ok(total);
+        }
+        let (mut joined, mut room) = (Vec::new(), Vec::new());
         for start in (0..length).step_by(BUCKET) {
             let bucket = start..(start + BUCKET).min(length);
             let slice = |rank| {
@@ -29,22 +35,43 @@ impl World {
                 start + share.start..start + share.end
             };
             let own = slice(self.rank());
-            let joined = |rank| mine.iter().map(|part| &part[slice(rank)]).collect::<Vec<_>>().concat();
-            let out: Vec<Vec<f32>> = (0..self.size()).map(joined).collect();
-            let out: Vec<&[u8]> = out.iter().map(|part| bytes(part)).collect();
-            let mut parts: Vec<Vec<f32>> =
-                spans.iter().map(|spans| vec![0.0; spans.len() * own.len()]).collect();
-            let mut into: Vec<&mut [u8]> = parts.iter_mut().map(|part| bytes_mut(part)).collect();
-            wire.all_to_all(&out, &mut into)?;
-
-            let slice_sum = add_up(tree, &spans, &parts, own.len());
-            let (mut rest, mut into) = (&mut total[bucket.clone()], Vec::new());
+            // What the others sent, and this one, span after span.
+            room.resize(held.len() * own.len(), 0.0);
+            let (mut rest, mut into) = (&mut room[..], Vec::with_capacity(self.size()));
+            for spans in &spans {
+                let (place, others) = rest.split_at_mut(spans.len() * own.len());
+                into.push(bytes_mut(place));
+                rest = others;
+            }
+            match spans[self.rank()].len() {
+                0 => wire.all_to_all(&vec![&[][..]; self.size()], &mut into)?,
+                1 => {
+                    let out: Vec<&[u8]> = (0..self.size()).map(|rank| bytes(&total[slice(rank)])).collect();
+                    wire.all_to_all(&out, &mut into)?;
+                }
+                parts => {
+                    joined.clear();
+                    for rank in 0..self.size() {
+                        let parts = std::iter::once(&total).chain(&mine);
+                        parts.for_each(|part| joined.extend_from_slice(&part[slice(rank)]));
+                    }
+                    let (mut rest, mut out) = (&joined[..], Vec::with_capacity(self.size()));
+                    for rank in 0..self.size() {
+                        let (place, others) = rest.split_at(parts * slice(rank).len());
+                        out.push(bytes(place));
+                        rest = others;
+                    }
+                    wire.all_to_all(&out, &mut into)?;
+                }
+            }
+            let slice_sum = add_up(tree, &held, &mut room, own.len());
+            let (mut rest, mut into) = (&mut total[bucket.clone()], Vec::with_capacity(self.size()));
             for rank in 0..self.size() {
                 let (place, others) = rest.split_at_mut(slice(rank).len());
                 into.push(bytes_mut(place));
                 rest = others;
             }
-            wire.all_gather(bytes(&slice_sum), &mut into)?;
+            wire.all_gather(bytes(slice_sum), &mut into)?;
         }
         Ok(total)
     }
@@ -69,20 +96,17 @@ impl World {
     }
 }
 
-/// The sum of one slice; `parts` has for each rank what it holds under its spans, one after the other.
-fn add_up(tree: &Tree, spans: &[Vec<Range<usize>>], parts: &[Vec<f32>], length: usize) -> Vec<f32> {
-    let find = |node: &Range<usize>| {
-        spans.iter().zip(parts).find_map(|(spans, parts)| {
-            let place = spans.iter().position(|span| span == node)?;
-            Some(parts[place * length..][..length].to_vec())
-        })
-    };
-    let sum = tree.fold(0..tree.leaves(), &mut |node| Ok::<_, Error>(find(node)), &mut |mut a, b| {
-        add(&mut a, &b);
+/// The sum of one slice; `room` has what is held under each span, one after the other.
+fn add_up<'r>(tree: &Tree, held: &[&Range<usize>], room: &'r mut [f32], length: usize) -> &'r [f32] {
+    let mut find = |node: &Range<usize>| Ok::<_, Error>(held.iter().position(|span| *span == node));
+    let sum = tree.fold(0..tree.leaves(), &mut find, &mut |a, b| {
+        // Nodes are in order: what is on the left lies before what is on the right.
+        let (left, right) = room.split_at_mut(b * length);
+        add(&mut left[a * length..][..length], &right[..length]);
         a
     });
     // Nothing fails here, and a tree without anything sums to nothing.
-    sum.ok().flatten().unwrap_or_else(|| vec![0.0; length])
+    sum.ok().flatten().map_or(&[], |at| &room[at * length..][..length])
 }
 
 /// `a + b` in the place of `a`.

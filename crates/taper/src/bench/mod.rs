@@ -5,11 +5,15 @@
 //! single rounds say how far to trust the ratio of the best. Each side of a case is a process of its own, so that the
 //! most memory it ever held is that of this work alone.
 mod epoch;
+#[cfg(unix)]
+mod exchange;
 mod gemm;
 mod input;
 mod measure;
 mod optim;
 mod picture;
+#[cfg(unix)]
+pub mod ranks;
 pub mod scaling;
 mod serve;
 mod side;
@@ -141,6 +145,8 @@ const SUITES: &[Suite] = &[
     ("optim", optim::cases),
     ("input", input::cases),
     ("mnist-epoch", epoch::cases),
+    #[cfg(unix)]
+    ("exchange", exchange::cases),
 ];
 
 /// The cases that `names` ask for: a suite, a case, or a glob over cases; all without any.

@@ -49,6 +49,21 @@ impl Workload {
         3e-9 * cost.map_or(0.0, |cost| cost.flops as f64) * (self.batch * self.length) as f64
     }
 
+    /// What it trains, in words.
+    pub fn name(&self) -> String {
+        match self.config["layers"].as_u64() {
+            Some(layers) => format!("{}{layers}", self.model),
+            None => self.model.to_owned(),
+        }
+    }
+
+    /// The numbers it trains.
+    pub fn parameters(&self) -> usize {
+        let registry = Registry::builtin();
+        let cost = registry.get(self.model).and_then(|entry| entry.cost(&self.config, self.task));
+        cost.map_or(0, |cost| usize::try_from(cost.parameters).unwrap_or(usize::MAX))
+    }
+
     /// Input and target.
     pub fn batch(&self) -> Result<(Tensor, Tensor), BenchError> {
         let (mut rng, cpu) = (Rng::new(1, "bench", "batch", 0), &Device::Cpu);

@@ -1,4 +1,6 @@
 use super::{Common, Failure};
+#[cfg(unix)]
+use crate::bench::ranks;
 use crate::bench::scaling::{self, Growth, SERIES};
 use crate::bench::{self, BenchError, Case, Sides, measure, select};
 use crate::profile::Profile;
@@ -15,6 +17,7 @@ use taper_train::recipe::Device;
 ///   cargo xtask bench 'optim/adam*' --peer --json
 ///   cargo xtask bench densenet121-step --profile
 ///   cargo xtask bench --scaling
+///   cargo xtask bench --ranks --json > ranks.jsonl && cargo xtask bench --show ranks.jsonl
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
@@ -33,6 +36,9 @@ pub struct Args {
     /// Measures how our steps grow with batch, width, length and threads instead, and fits exponents
     #[arg(long)]
     scaling: bool,
+    /// Measures what it costs to share a run among processes instead, beside a model of many machines
+    #[arg(long)]
+    ranks: bool,
     /// Shows results that --json wrote instead: a table, and a picture beside the file
     #[arg(long, value_name = "RESULTS")]
     show: Option<PathBuf>,
@@ -70,6 +76,8 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
         (Some(results), _) => show(results),
         (_, Some(trace)) => profile(select(&args.names)?, trace, common),
         _ if args.scaling => growth(args, common, &sides),
+        #[cfg(unix)]
+        _ if args.ranks => ranks(args, common, &sides),
         _ => measure_all(select(&args.names)?, args, common, &sides),
     }
 }
@@ -142,13 +150,46 @@ fn growth(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
     Ok(())
 }
 
+#[cfg(unix)]
+fn ranks(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
+    let say = |what: &str| {
+        if !common.quiet {
+            eprintln!("{what}");
+        }
+    };
+    let costs = ranks::measure_all(&Sides { peer: false, ..sides.clone() }, &say)?;
+    let mut out = std::io::stdout().lock();
+    if !args.json {
+        write!(out, "{}", ranks::table(&costs))?;
+        return Ok(());
+    }
+    for cost in &costs {
+        let line = serde_json::to_string(cost).map_err(|e| Failure::other(format!("error: {e}")))?;
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// Results of --ranks, if these are such.
+#[cfg(unix)]
+fn shown_ranks(text: &str) -> Option<(String, String)> {
+    let costs = lines::<ranks::Cost>(text).ok().filter(|costs| !costs.is_empty())?;
+    Some((ranks::table(&costs), ranks::picture(&costs)))
+}
+
+#[cfg(not(unix))]
+fn shown_ranks(_: &str) -> Option<(String, String)> {
+    None
+}
+
 /// The table of results in a file, and their picture beside it.
 fn show(path: &Path) -> Result<(), Failure> {
     let refuse = |e: String| Failure::usage(format!("error: {}: {e}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|e| refuse(e.to_string()))?;
-    // Lines of --scaling have a series, others a name.
-    let (table, svg) = match lines::<Growth>(&text) {
-        Ok(results) if !results.is_empty() => (scaling::table(&results), scaling::picture(&results)),
+    // Lines of --scaling have a series, those of --ranks say so, others have a name.
+    let (table, svg) = match (lines::<Growth>(&text), shown_ranks(&text)) {
+        (Ok(results), _) if !results.is_empty() => (scaling::table(&results), scaling::picture(&results)),
+        (_, Some(shown)) => shown,
         _ => {
             let results = lines::<Value>(&text).map_err(refuse)?;
             (table(&results), bench::picture(&results).map_err(refuse)?)

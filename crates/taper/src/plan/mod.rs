@@ -50,6 +50,8 @@ pub struct Shared {
     pub shards_each: usize,
     /// Bytes that the process which sends most sends in a step.
     pub sent_bytes: u64,
+    /// Bytes of the optimizers' state in one process.
+    pub state_bytes: u64,
     /// Memory of one process in MB at the peak, where it was measured: that of a process which is alone, and the exchange.
     pub peak_mb: Option<u64>,
 }
@@ -89,6 +91,8 @@ pub struct Kind {
     pub optimizer: String,
     /// Trained numbers.
     pub parameters: usize,
+    /// Bytes of the optimizers' state: buffers as large as the parameters.
+    pub state_bytes: u64,
     /// The groups of parameters as they matched.
     pub groups: Vec<Group>,
     /// Epochs of a run.
@@ -194,21 +198,27 @@ impl Plan {
         for (index, kind) in self.kinds.iter().enumerate() {
             let is_of_kind =
                 |recipe: &&Recipe| self.runs.iter().any(|run| run.kind == index && run.id == recipe.id());
-            let mut shards = 1;
+            let (mut shards, mut divided) = (1, false);
             for recipe in self.recipe.runs().iter().filter(is_of_kind) {
                 check_ranks(recipe, ranks)?;
-                shards = recipe.train.shards;
+                (shards, divided) = (recipe.train.shards, recipe.train.shard_state && ranks > 1);
             }
             let (numbers, tree) = (kind.parameters as u64 * 4, Tree::full(shards));
             let parts =
                 (0..shards).step_by(shards / ranks).map(|at| tree.spans(at..at + shards / ranks).len());
             let parts = parts.max().unwrap_or(1) as u64;
-            // Of each part a slice to every other, of the sum the own slice to every other.
-            let sent_bytes = (parts + 1) * numbers / ranks as u64 * (ranks as u64 - 1);
+            // Of each part a slice to every other, of the sum the own slice to every other, and so the new weights if state is divided.
+            let slices = parts + 1 + u64::from(divided);
+            let sent_bytes = slices * numbers / ranks as u64 * (ranks as u64 - 1);
+            let state_bytes =
+                if divided { kind.state_bytes.div_ceil(ranks as u64) } else { kind.state_bytes };
             // The parts and the sum, and a bucket of 25 MB on its way out and in.
             let more = (((parts + 1) * numbers) >> 20) + if ranks > 1 { 50 } else { 0 };
-            let peak_mb = kind.probe.as_ref().and_then(|probe| probe.peak_mb).map(|mb| mb + more);
-            shared.push(Shared { ranks, shards, shards_each: shards / ranks, sent_bytes, peak_mb });
+            let less = (kind.state_bytes - state_bytes) >> 20;
+            let peak_mb = kind.probe.as_ref().and_then(|probe| probe.peak_mb);
+            let peak_mb = peak_mb.map(|mb| (mb + more).saturating_sub(less));
+            let shards_each = shards / ranks;
+            shared.push(Shared { ranks, shards, shards_each, sent_bytes, state_bytes, peak_mb });
         }
         self.shared = Some(shared);
         Ok(self)
@@ -256,12 +266,24 @@ fn kind(recipe: &Recipe, registries: &Registries, options: &Options, probe: bool
         model: model.clone(),
         optimizer: recipe.optimizer.name.clone(),
         parameters: groups.iter().filter(|g| g.optimizer.is_some()).map(|group| group.elements).sum(),
+        state_bytes: state_bytes(&inspection, registries),
         groups,
         epochs: inspection.epochs,
         steps: inspection.steps,
         stand_in: stand_in.map(|stand_in| stand_in.name.to_owned()),
         probe,
     })
+}
+
+fn state_bytes(inspection: &Inspection, registries: &Registries) -> u64 {
+    let of = |part: &taper_train::run::Part| {
+        let config = part.config.as_object().cloned().unwrap_or_default();
+        let named = registries.optimizers.get(&part.optimizer);
+        let buffers = named.and_then(|named| named.buffers(&config)).map_or(0, |buffers| buffers.len());
+        let elements: usize = part.params.iter().map(|param| param.elements).sum();
+        (4 * buffers * elements) as u64
+    };
+    inspection.parts.iter().map(of).sum()
 }
 
 /// The groups in the order of the optimizers, the default one of each first, what is frozen last.

@@ -56,14 +56,14 @@ fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Resu
 }
 
 fn write_shared(f: &mut fmt::Formatter<'_>, shared: &Shared) -> fmt::Result {
-    let Shared { ranks, shards, shards_each, sent_bytes, peak_mb } = shared;
+    let Shared { ranks, shards, shards_each, sent_bytes, state_bytes, peak_mb } = shared;
     write!(
         f,
         "  {}: {shards_each} of {} each",
         counted(*ranks as u64, "process"),
         counted(*shards as u64, "shard")
     )?;
-    write!(f, ", at most {} sent a step", bytes(*sent_bytes))?;
+    write!(f, ", at most {} sent a step, {} of optimizer state", bytes(*sent_bytes), bytes(*state_bytes))?;
     match peak_mb {
         Some(mb) => writeln!(f, ", about {mb} MB of memory each"),
         None => writeln!(f),

@@ -180,3 +180,29 @@ fn no_range_makes_a_value_that_is_no_number() {
         }
     }
 }
+
+const CHOOSING: &str = "sweep: {grid: {optimizer.lr: [0.1, 0.2]}, seeds: [1, 2], confirm: [7, 8, 9]}";
+
+#[test]
+fn seeds_that_confirm_are_no_runs_of_the_sweep() {
+    let recipe = load(CHOOSING, &["train.select=val", "data.val=0.1"]).unwrap();
+    let seeds = |runs: &[Recipe]| runs.iter().map(|run| run.seed).collect::<Vec<_>>();
+    assert_eq!(seeds(recipe.runs()), [1, 2, 1, 2]);
+    assert_eq!(seeds(recipe.confirming()), [7, 8, 9, 7, 8, 9]);
+    assert_eq!(recipe.confirming()[3].configuration(), recipe.runs()[2].configuration());
+    assert!(load("sweep: {seeds: [1, 2]}", &[]).unwrap().confirming().is_empty());
+}
+
+#[test]
+fn seeds_that_confirm_are_others_than_those_that_chose() {
+    let refused = |sweep: &str, set: &[&str]| load(sweep, set).unwrap_err().to_string();
+    let val = ["train.select=val", "data.val=0.1"];
+    let error = refused("sweep: {seeds: [1, 2], confirm: [3, 2]}", &val);
+    assert!(error.contains("s.yaml:5") && error.contains("seed 2 chose, and cannot confirm"), "{error}");
+    let error = refused("sweep: {grid: {optimizer.lr: [1, 2]}, confirm: [3]}", &val);
+    assert!(error.contains("s.yaml:5") && error.contains("give `sweep.seeds` too"), "{error}");
+    let error = refused(CHOOSING, &["train.select=test"]);
+    assert!(error.contains("s.yaml:5") && error.contains("give `train.select: val`"), "{error}");
+    let error = refused("sweep: {seeds: [1], confirm: []}", &val);
+    assert!(error.contains("expected a list of values"), "{error}");
+}

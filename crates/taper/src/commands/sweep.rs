@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use taper_report::{Form, document, load};
 use taper_train::run::{Options, Show};
 use taper_train::sweep::slurm::{self, SlurmError};
-use taper_train::sweep::{Ended, Processes, State, Sweep, Workers, lint, table};
+use taper_train::sweep::{Cell, Ended, Processes, State, Sweep, Workers, lint, table};
 use taper_train::{Recipe, Registries};
 
 /// Does what is missing of a recipe's runs and prints their table
@@ -75,34 +75,73 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if !common.quiet {
         recipe.warnings().iter().for_each(|warning| eprintln!("{warning}"));
     }
-    let name = recipe.name.clone();
-    let devices = devices(args)?;
-    let recipes = [recipe];
-    let mut sweep = Sweep::open(&recipes, registries, &options)?;
+    let mut sweep = Sweep::open(std::slice::from_ref(&recipe), registries, &options)?;
     if !common.quiet {
-        lint::recipes(&recipes).iter().for_each(|finding| eprintln!("note: {finding}"));
+        lint::recipes(std::slice::from_ref(&recipe)).iter().for_each(|finding| eprintln!("note: {finding}"));
     }
+    if !go_on(args, common, &mut sweep, &recipe, registries)? {
+        return Ok(());
+    }
+    let cells = sweep.cells();
+    show(args, &cells)?;
+    if !common.quiet {
+        lint::results(&cells).iter().for_each(|finding| eprintln!("note: {finding}"));
+    }
+    if recipe.confirming().is_empty() {
+        return finish(&recipe.name, &sweep, args, &forms);
+    }
+    // Then what was chosen, on seeds that had no say.
+    let Some(chosen) = sweep.confirmation(&recipe) else {
+        eprintln!("runs of the sweep have no result yet: nothing is chosen to be confirmed");
+        return finish(&recipe.name, &sweep, args, &[]);
+    };
+    for name in &chosen.without {
+        eprintln!("warning: every configuration of {name} diverged: there is nothing to confirm");
+    }
+    let mut fresh = Sweep::open(&chosen.recipes, registries, &options)?;
+    if !go_on(args, common, &mut fresh, &recipe, registries)? {
+        return Ok(());
+    }
+    if !args.json {
+        writeln!(std::io::stdout(), "\nThe best of each optimizer by the validation set, on fresh seeds:\n")?;
+    }
+    show(args, &fresh.cells())?;
+    finish(&recipe.name, &fresh, args, &forms)
+}
+
+/// Does what is missing, or says what that is. True if there is a table to print.
+fn go_on(
+    args: &Args,
+    common: &Common,
+    sweep: &mut Sweep,
+    recipe: &Recipe,
+    registries: &Registries,
+) -> Result<bool, Failure> {
+    let (missing, all) = (sweep.missing().count(), sweep.runs().len());
     match args.launcher {
         _ if args.collect => {}
-        Launcher::Slurm => return submit(args, common, &sweep, &recipes[0], registries),
-        Launcher::Local if args.dry_run => {
+        Launcher::Slurm if missing > 0 || recipe.confirming().is_empty() => {
+            return submit(args, common, sweep, recipe, registries).map(|()| false);
+        }
+        Launcher::Local if args.dry_run && missing > 0 => {
             for run in sweep.missing() {
                 writeln!(std::io::stdout(), "{}  {}", run.recipe.directory(), run.label())?;
             }
-            return Ok(());
+            return Ok(false);
         }
-        Launcher::Local => {}
+        Launcher::Local if args.dry_run && recipe.confirming().is_empty() => return Ok(false),
+        _ => {}
     }
-    let (missing, all) = (sweep.missing().count(), sweep.runs().len());
     if missing == 0 && !common.quiet {
         eprintln!("all {all} runs were done before, nothing to do");
     }
     if missing > 0 && args.collect {
         eprintln!("{missing} of {all} runs have no result yet");
     }
-    let train = missing > 0 && !args.collect;
-    if train
-        && !args.alone
+    if missing == 0 || args.collect {
+        return Ok(true);
+    }
+    if !args.alone
         && let Some(why) = sweep.unshared()?
     {
         return Err(Failure::other(format!(
@@ -116,23 +155,27 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         threads: common.threads.unwrap_or_else(cores),
         program: program()?,
         args: run_args(common),
-        devices,
+        devices: devices(args)?,
     };
-    if train && sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
+    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
         let missing = sweep.missing().count();
-        let message =
-            format!("stopped with {missing} of {} runs to do; the same command goes on", sweep.runs().len());
+        let message = format!("stopped with {missing} of {all} runs to do; the same command goes on");
         return Err(Failure { message, code: 130 });
     }
-    let cells = sweep.cells();
+    Ok(true)
+}
+
+fn show(args: &Args, cells: &[Cell]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match args.json {
         true => cells.iter().try_for_each(|cell| writeln!(out, "{}", serde_json::json!(cell)))?,
-        false => write!(out, "{}", table(&cells))?,
+        false => write!(out, "{}", table(cells))?,
     }
-    if !common.quiet {
-        lint::results(&cells).iter().for_each(|finding| eprintln!("note: {finding}"));
-    }
+    Ok(())
+}
+
+/// Writes the reports, and fails if a run has.
+fn finish(name: &str, sweep: &Sweep, args: &Args, forms: &[Form]) -> Result<(), Failure> {
     if !forms.is_empty() {
         // A run that failed at its start has left nothing.
         let folders = sweep.runs().iter().map(|run| &run.folder);
@@ -140,9 +183,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
             folders.filter(|folder| folder.join("recipe.yaml").is_file()).cloned().collect();
         let runs = load(&folders).map_err(|e| Failure::other(format!("error: {e}")))?;
         runs.problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
-        let document = document(&name, &runs);
+        let document = document(name, &runs);
         for (path, form) in args.out.iter().zip(forms) {
-            report::write(&document, form, Some(path))?;
+            report::write(&document, *form, Some(path))?;
         }
     }
     let failed: Vec<String> = sweep

@@ -77,6 +77,8 @@ pub struct Recipe {
     varied: Vec<(String, Value)>,
     id: String,
     runs: Vec<Recipe>,
+    /// Those of the sweep's seeds that confirm, of which some are chosen.
+    confirming: Vec<Recipe>,
 }
 
 impl Deref for Recipe {
@@ -145,7 +147,7 @@ impl Recipe {
         // A run knows nothing of the others: each would carry the list of all of them through its merge.
         base.remove("sweep");
         top.iter_mut().for_each(|layer| layer.remove(&["sweep"]));
-        let mut runs: Vec<Recipe> = Vec::new();
+        let (mut runs, mut confirming): (Vec<Recipe>, Vec<Recipe>) = Default::default();
         let mut ids = HashSet::new();
         for variation in variations {
             let mut layers = base.clone();
@@ -153,7 +155,7 @@ impl Recipe {
             let run = Self::single(with(layers, &top), stem, variation.varied, sections)?;
             // A sweep is a set: what it holds twice runs once.
             if ids.insert(run.id.clone()) {
-                runs.push(run);
+                if variation.confirms { &mut confirming } else { &mut runs }.push(run);
             }
         }
         // A sweep has at least one run: `expand` refuses one that varies nothing.
@@ -161,7 +163,13 @@ impl Recipe {
             .first()
             .cloned()
             .ok_or_else(|| RecipeError::new(ErrorKind::Value, "the sweep has no runs"))?;
-        Ok(Self { runs, varied: Vec::new(), ..first })
+        let chosen = || first.spec.train.select == Select::Val;
+        if !confirming.is_empty() && !chosen() {
+            let message = "sweep.confirm chooses on a validation set: give `train.select: val`";
+            return Err(RecipeError::new(ErrorKind::Value, message)
+                .at_opt(whole.place(&Path::default().key("sweep").key("confirm"))));
+        }
+        Ok(Self { runs, confirming, varied: Vec::new(), ..first })
     }
 
     /// One run: the layers without their sweep.
@@ -186,12 +194,18 @@ impl Recipe {
             RecipeError::new(ErrorKind::Value, format!("the recipe cannot be written: {error}"))
         })?;
         let id = id::id(&resolved);
-        Ok(Self { spec, resolved, layers, varied, id, runs: Vec::new() })
+        Ok(Self { spec, resolved, layers, varied, id, runs: Vec::new(), confirming: Vec::new() })
     }
 
     /// The runs: those of the sweep in its order, each without a sweep of its own; or just this one.
     pub fn runs(&self) -> &[Recipe] {
         if self.runs.is_empty() { std::slice::from_ref(self) } else { &self.runs }
+    }
+
+    /// The sweep's runs on the seeds of `sweep.confirm`: of each configuration, though only the best of each optimizer is trained
+    /// on them.
+    pub fn confirming(&self) -> &[Recipe] {
+        &self.confirming
     }
 
     /// What the run works on.

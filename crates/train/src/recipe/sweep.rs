@@ -38,6 +38,9 @@ struct Sweep {
     /// Values of `seed`.
     #[serde(default)]
     seeds: Option<Vec<u64>>,
+    /// Values of `seed` on which the best configuration of each optimizer is trained afterwards: none that chose it.
+    #[serde(default)]
+    confirm: Option<Vec<u64>>,
 }
 
 /// Points in a space of hyperparameters.
@@ -77,6 +80,8 @@ pub(super) struct Variation {
     pub layer: Node,
     /// What it sets, in order.
     pub varied: Vec<(String, Value)>,
+    /// Whether its seed has no say in what is chosen.
+    pub confirms: bool,
 }
 
 /// The runs of a recipe whose layers are `layers`; `None` without a sweep.
@@ -101,8 +106,12 @@ pub(super) fn expand(layers: &Layers, top: &[Node]) -> Result<Option<Vec<Variati
             axes.push(reader.points(name, points)?);
         }
     }
+    let mut choosing = usize::MAX;
     if sweep.seeds.is_some() {
         axes.push(reader.values(reader.root.key("seeds"), "seed")?);
+    }
+    if let Some(confirm) = &sweep.confirm {
+        choosing = reader.confirm(confirm, &sweep, &mut axes)?;
     }
     let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.len()));
     match count.filter(|&count| count <= MAX_RUNS) {
@@ -111,7 +120,12 @@ pub(super) fn expand(layers: &Layers, top: &[Node]) -> Result<Option<Vec<Variati
             .fail(&reader.root, "the sweep varies nothing".to_owned())
             .help("give `grid`, `list`, `random`, `halton` or `seeds`")),
         Some(count) => {
-            (0..count).map(|index| reader.variation(&axes, index, top)).collect::<Result<_, _>>().map(Some)
+            let seeds = axes.last().map_or(1, Vec::len);
+            let variation = |index| {
+                let variation = reader.variation(&axes, index, top)?;
+                Ok(Variation { confirms: index % seeds >= choosing, ..variation })
+            };
+            (0..count).map(variation).collect::<Result<_, _>>().map(Some)
         }
     }
 }
@@ -124,6 +138,26 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn fail(&self, path: &Path, message: String) -> RecipeError {
         RecipeError::new(ErrorKind::Value, message).at_opt(self.layers.place(path))
+    }
+
+    /// Adds the seeds that confirm to those that choose; the number of the latter.
+    fn confirm(
+        &self,
+        confirm: &[u64],
+        sweep: &Sweep,
+        axes: &mut [Vec<Vec<Entry>>],
+    ) -> Result<usize, RecipeError> {
+        let path = self.root.key("confirm");
+        let (Some(seeds), Some(axis)) = (&sweep.seeds, axes.last_mut()) else {
+            let message = "sweep.confirm trains on other seeds than those that chose: give `sweep.seeds` too";
+            return Err(self.fail(&path, message.to_owned()));
+        };
+        if let Some(both) = confirm.iter().find(|seed| seeds.contains(seed)) {
+            let message = format!("seed {both} chose, and cannot confirm: it is one of `sweep.seeds`");
+            return Err(self.fail(&path, message));
+        }
+        axis.extend(self.values(path, "seed")?);
+        Ok(seeds.len())
     }
 
     /// Partial recipes, each one position of the axis.
@@ -259,7 +293,7 @@ impl Reader<'_> {
             }
         }
         varied.retain(|(key, _)| key != "name");
-        Ok(Variation { layer, varied })
+        Ok(Variation { layer, varied, confirms: false })
     }
 }
 

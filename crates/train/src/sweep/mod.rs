@@ -12,6 +12,7 @@
 //! # Ok::<(), run::RunError>(())
 //! ```
 mod cell;
+mod confirm;
 pub mod lint;
 mod processes;
 mod queue;
@@ -21,6 +22,7 @@ mod view;
 
 pub use cell::text as setting_text;
 pub use cell::{Cell, Trial, table};
+pub use confirm::Confirmation;
 pub use processes::{BUSY, Processes};
 
 use crate::run::{self, Inputs, Look, Options, RunError, Status, Summary};

@@ -66,11 +66,14 @@ fn wait_for(net: &Net, runs: &Path, lines: usize, child: &mut Child) {
     }
 }
 
+/// What divides the optimizer's state among the processes.
+const DIVIDED: &[&str] = &["--set", "train.shard_state=true"];
+
 /// Kills ranks at any moment, so many times, each time going on with another number of them.
-fn survives(net: &Net, kills: usize, seed: u64) {
+fn survives(net: &Net, kills: usize, seed: u64, args: &[&str]) {
     let folder = scratch();
     let started = Instant::now();
-    let whole = trained(net, &folder.path().join("whole"), 1);
+    let whole = trained_for(net, &folder.path().join("whole"), 1, args);
     let duration = started.elapsed();
     let mut draw = Draw(seed);
     let (mut died, mut copies) = (0, 0);
@@ -80,7 +83,7 @@ fn survives(net: &Net, kills: usize, seed: u64) {
         let mut here = 0;
         loop {
             let ranks = [1, 2, 3, 4, 6][draw.below(5) as usize];
-            let mut child = train(net, &runs, ranks).spawn().unwrap();
+            let mut child = train(net, &runs, ranks).args(args).spawn().unwrap();
             let mut victim = None;
             if died < kills && here < 7 {
                 let delay = Duration::from_nanos(draw.below(2 * duration.as_nanos() as u64));
@@ -122,17 +125,17 @@ fn survives(net: &Net, kills: usize, seed: u64) {
 
 #[test]
 fn mlp_survives_20_kills_of_ranks() {
-    survives(&MLP, 20, 41);
+    survives(&MLP, 20, 41, &[]);
 }
 
 #[test]
 fn resnet_survives_15_kills_of_ranks() {
-    survives(&RESNET, 15, 42);
+    survives(&RESNET, 15, 42, DIVIDED);
 }
 
 #[test]
 fn lstm_survives_15_kills_of_ranks() {
-    survives(&LSTM, 15, 43);
+    survives(&LSTM, 15, 43, DIVIDED);
 }
 
 #[test]
@@ -236,7 +239,7 @@ fn a_plan_says_how_processes_share_a_run() {
     let folder = scratch();
     // The command before wrote the recipe.
     trained(&MLP, folder.path(), 1);
-    let plan = |ranks: &str| {
+    let plan = |ranks: &str, more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taper"));
         command.current_dir(folder.path()).args([
             "plan",
@@ -246,15 +249,19 @@ fn a_plan_says_how_processes_share_a_run() {
             "--ranks",
             ranks,
         ]);
-        command.args(["--set", "train.shards=12", "--set", "data.batch_size=13"]).output().unwrap()
+        command.args(["--set", "train.shards=12", "--set", "data.batch_size=13"]).args(more).output().unwrap()
     };
-    let output = plan("3");
+    let output = plan("3", &[]);
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let (shared, parameters) = (&said["shared"][0], said["kinds"][0]["parameters"].as_u64().unwrap());
     assert_eq!((shared["shards"].as_u64(), shared["shards_each"].as_u64()), (Some(12), Some(4)));
     // The second of three processes has three parts of the tree: with the sum, four times its slices to two others.
     assert_eq!(shared["sent_bytes"].as_u64(), Some(4 * (4 * parameters) / 3 * 2));
-    let output = plan("5");
+    let state = shared["state_bytes"].as_u64().unwrap();
+    assert!(state >= 4 * parameters && state.is_multiple_of(4 * parameters), "{state}");
+    let divided: serde_json::Value = serde_json::from_slice(&plan("3", DIVIDED).stdout).unwrap();
+    assert_eq!(divided["shared"][0]["state_bytes"].as_u64(), Some(state.div_ceil(3)));
+    let output = plan("5", &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(message(&output).contains("it takes 1, 2, 3, 4, 6, 12"), "{}", message(&output));
 }

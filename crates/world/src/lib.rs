@@ -54,7 +54,8 @@ pub trait Wire: Send {
     /// `out[r]` goes to rank `r`, and what rank `r` sent here comes into `into[r]`, whose length it has. The own part is moved
     /// like the others.
     fn all_to_all(&mut self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), Error>;
-    /// `mine` goes to all ranks, and that of rank `r` comes into `into[r]`, whose length it has.
+    /// `mine` goes to all ranks, and that of rank `r` comes into `into[r]`, whose length it has. This rank's own place may be empty:
+    /// then it is not moved.
     fn all_gather(&mut self, mine: &[u8], into: &mut [&mut [u8]]) -> Result<(), Error>;
     /// Tells the others, as far as they listen, why this rank ends. No call follows.
     fn abort(&mut self, why: &Error);
@@ -65,7 +66,13 @@ pub trait Wire: Send {
 pub struct World {
     rank: usize,
     size: usize,
-    wire: Option<Arc<Mutex<Box<dyn Wire>>>>,
+    line: Option<Arc<Mutex<Line>>>,
+}
+
+/// A wire, with room for what a sum hears: asking the system for it every time would cost as much as an addition.
+struct Line {
+    wire: Box<dyn Wire>,
+    room: Vec<f32>,
 }
 
 impl Default for World {
@@ -83,13 +90,14 @@ impl fmt::Debug for World {
 impl World {
     /// One process that does everything, at no cost.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, wire: None }
+        Self { rank: 0, size: 1, line: None }
     }
 
     /// The processes at the ends of a wire.
     pub fn new(wire: impl Wire + 'static) -> Self {
         let (rank, size) = (wire.rank(), wire.size());
-        Self { rank, size, wire: Some(Arc::new(Mutex::new(Box::new(wire)))) }
+        let line = Line { wire: Box::new(wire), room: Vec::new() };
+        Self { rank, size, line: Some(Arc::new(Mutex::new(line))) }
     }
 
     /// The number of this process, from 0.
@@ -125,26 +133,26 @@ impl World {
 
     /// What every rank says, of any length, in the order of ranks.
     pub fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let Some(mut wire) = self.wire() else { return Ok(vec![mine.to_vec()]) };
-        let lengths = self.lengths(&mut **wire, mine)?;
+        let Some(mut line) = self.line() else { return Ok(vec![mine.to_vec()]) };
+        let lengths = self.lengths(&mut *line.wire, mine)?;
         let mut all = lengths.iter().enumerate().map(room).collect::<Result<Vec<_>, _>>()?;
         if lengths.iter().any(|length| *length > 0) {
-            wire.all_gather(mine, &mut places(&mut all))?;
+            line.wire.all_gather(mine, &mut places(&mut all))?;
         }
         Ok(all)
     }
 
     /// What every rank says, to the first one alone: the others hear nothing, and need no room for it.
     pub fn to_first(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        let Some(mut wire) = self.wire() else { return Ok(vec![mine.to_vec()]) };
-        let mut lengths = self.lengths(&mut **wire, mine)?;
+        let Some(mut line) = self.line() else { return Ok(vec![mine.to_vec()]) };
+        let mut lengths = self.lengths(&mut *line.wire, mine)?;
         if !self.is_first() {
             lengths.fill(0);
         }
         let mut all = lengths.iter().enumerate().map(room).collect::<Result<Vec<_>, _>>()?;
         let mut out: Vec<&[u8]> = vec![&[]; self.size];
         out[0] = mine;
-        wire.all_to_all(&out, &mut places(&mut all))?;
+        line.wire.all_to_all(&out, &mut places(&mut all))?;
         Ok(all)
     }
 
@@ -163,10 +171,10 @@ impl World {
 
     /// The bits that any rank has set.
     pub fn or(&self, mine: u8) -> Result<u8, Error> {
-        let Some(mut wire) = self.wire() else { return Ok(mine) };
+        let Some(mut line) = self.line() else { return Ok(mine) };
         let mut said = vec![[0]; self.size];
         let mut places: Vec<&mut [u8]> = said.iter_mut().map(|place| &mut place[..]).collect();
-        wire.all_gather(&[mine], &mut places)?;
+        line.wire.all_gather(&[mine], &mut places)?;
         Ok(said.iter().fold(0, |all, said| all | said[0]))
     }
 
@@ -177,14 +185,14 @@ impl World {
 
     /// Tells the others that a rank, maybe not this one, is the reason why this one ends.
     pub fn pass_on(&self, why: &Error) {
-        if let Some(mut wire) = self.wire() {
-            wire.abort(why);
+        if let Some(mut line) = self.line() {
+            line.wire.abort(why);
         }
     }
 
-    fn wire(&self) -> Option<MutexGuard<'_, Box<dyn Wire>>> {
+    fn line(&self) -> Option<MutexGuard<'_, Line>> {
         // A wire that panicked half way through a message fails at the next: its peers are out of step.
-        Some(self.wire.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(self.line.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

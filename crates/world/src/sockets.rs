@@ -198,7 +198,9 @@ impl Sockets {
         out: &(dyn Fn(usize) -> &'a [u8] + Sync),
         into: &mut [&mut [u8]],
     ) -> Result<(), Error> {
-        into[self.rank].copy_from_slice(out(self.rank));
+        if !into[self.rank].is_empty() {
+            into[self.rank].copy_from_slice(out(self.rank));
+        }
         // A write that fails says less of the other than a read from it will.
         let write = |this: &Self| this.others().for_each(|rank| drop(this.write(rank, kind, out(rank))));
         let mut read = || self.others().rev().try_for_each(|rank| self.read(rank, kind, into[rank]));

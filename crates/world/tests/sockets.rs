@@ -54,7 +54,7 @@ fn a_sum_has_the_same_bits_for_any_number_of_ranks() {
 #[test]
 fn a_sum_goes_over_several_buckets() {
     let tree = Tree::full(2);
-    let length = (25 << 18) + 17;
+    let length = 2 * taper_world::BUCKET + 17;
     let alone = sum(&World::alone(), &tree, length);
     assert!(each(2, LIMIT, |world| sum(&world, &tree, length)).into_iter().all(|sum| sum == alone));
 }

@@ -212,8 +212,8 @@ impl Plan {
             let sent_bytes = slices * numbers / ranks as u64 * (ranks as u64 - 1);
             let state_bytes =
                 if divided { kind.state_bytes.div_ceil(ranks as u64) } else { kind.state_bytes };
-            // The parts and the sum, and a bucket of 25 MB on its way out and in.
-            let more = (((parts + 1) * numbers) >> 20) + if ranks > 1 { 50 } else { 0 };
+            // The parts and the sum, and a bucket of 8 MB on its way out and in.
+            let more = (((parts + 1) * numbers) >> 20) + if ranks > 1 { 16 } else { 0 };
             let less = (kind.state_bytes - state_bytes) >> 20;
             let peak_mb = kind.probe.as_ref().and_then(|probe| probe.peak_mb);
             let peak_mb = peak_mb.map(|mb| (mb + more).saturating_sub(less));

@@ -43,3 +43,32 @@ fn the_best_of_each_optimizer_is_confirmed_on_other_seeds() {
     std::fs::remove_dir_all(&sweep.runs()[0].folder).unwrap();
     assert!(open(&recipe, folder.path()).confirmation(&recipe).is_none());
 }
+
+/// Nothing to object to: as many configurations and the same settings for each, a validation set, fresh seeds that could show a
+/// difference.
+#[test]
+fn a_fair_sweep_leaves_the_lint_nothing_to_say() {
+    let fair = RECIPE
+        .replace(
+            "    - {optimizer: {name: sgd, lr: 1.0e-9}}\n    - {optimizer: {name: sgd, lr: 1.0e+30}}\n",
+            "",
+        )
+        .replace(
+            "    - {optimizer: {name: sgd, lr: 1.0e+30}}\n",
+            "    - {optimizer: {name: adam, lr: 0.001}}\n",
+        )
+        .replace("    - {optimizer: {name: decgd, lr: 0.01}}\n", "")
+        .replace("[5, 6, 7]", "[5, 6, 7, 8, 9, 10]");
+    let lint = |text: &str| {
+        let recipe = Recipe::parse("fair.yaml", text, &[], &Registries::default()).unwrap();
+        taper_train::sweep::lint::recipes(&[recipe]).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(lint(&fair), [""; 0]);
+    let few = lint(&fair.replace("[5, 6, 7, 8, 9, 10]", "[5, 6, 7]"));
+    assert!(matches!(&few[..], [one] if one.contains("3 paired seeds cannot show")), "{few:?}");
+    let reused = lint(&fair.replace("  confirm: [5, 6, 7, 8, 9, 10]\n", ""));
+    assert!(
+        reused.iter().any(|finding| finding.contains("tuning and reporting on the same seeds")),
+        "{reused:?}"
+    );
+}

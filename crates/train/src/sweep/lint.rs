@@ -87,8 +87,7 @@ impl fmt::Display for Finding {
             Self::SameSeeds { optimizer, configurations } => write!(
                 f,
                 "tuning and reporting on the same seeds: the best of {configurations} configurations of {optimizer} looks better \
-                 than it is on the seeds that chose it. Run the winner again on fresh ones (--set sweep.seeds=[…]) and report \
-                 those"
+                 than it is on the seeds that chose it. Run the winner again on fresh ones (`sweep.confirm: […]`) and report those"
             ),
             Self::SelectedOnTest { runs, of } => write!(
                 f,
@@ -100,7 +99,7 @@ impl fmt::Display for Finding {
                 write!(
                     f,
                     "{seeds} paired seeds cannot show a difference at the 5 % level, whatever the results: {comparisons} \
-                     comparison{s} need at least {need}. Give `sweep.seeds` that many, or claim none"
+                     comparison{s} need at least {need}. Give that many, or claim none"
                 )
             }
         }
@@ -128,7 +127,10 @@ pub fn recipes(recipes: &[Recipe]) -> Vec<Finding> {
     let given: Vec<_> = runs.iter().map(|run| (run.optimizer.name.as_str(), settings(run))).collect();
     let given = unequal(given.iter().map(|(optimizer, settings)| (*optimizer, settings)));
     findings.extend(given.into_iter().map(Finding::UnequalSettings));
-    let reused = optimizers.iter().filter(|(_, configurations)| same_seeds(configurations));
+    // Where fresh seeds confirm, what is reported is on these.
+    let fresh: BTreeSet<u64> = recipes.iter().flat_map(Recipe::confirming).map(|run| run.seed).collect();
+    let reused =
+        optimizers.iter().filter(|(_, configurations)| fresh.is_empty() && same_seeds(configurations));
     if let Some((name, configurations)) = reused.max_by_key(|(_, configurations)| configurations.len()) {
         let (optimizer, configurations) = ((*name).to_owned(), configurations.len());
         findings.push(Finding::SameSeeds { optimizer, configurations });
@@ -141,7 +143,7 @@ pub fn recipes(recipes: &[Recipe]) -> Vec<Finding> {
     // Optimizers are compared with one of them; the settings of a single one likewise.
     let comparisons = if counts.len() > 1 { counts.len() - 1 } else { all.saturating_sub(1) };
     let shared = optimizers.values().flat_map(BTreeMap::values).cloned().reduce(|a, b| &a & &b);
-    let seeds = shared.map_or(0, |seeds| seeds.len());
+    let seeds = if fresh.is_empty() { shared.map_or(0, |seeds| seeds.len()) } else { fresh.len() };
     let need = least_pairs(ALPHA, comparisons);
     if comparisons > 0 && seeds < need {
         findings.push(Finding::TooFewSeeds { seeds, need, comparisons });

@@ -17,6 +17,8 @@
 //! ```
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod sockets;
 mod sum;
 mod tree;

@@ -125,15 +125,20 @@ impl Ranks {
 
 #[cfg(feature = "mpi")]
 fn by_mpi(launched: usize, limit: Duration) -> Result<Team, Failure> {
-    let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
-    match world.size() {
-        size if size == launched => Ok(Team { world, others: Vec::new() }),
-        size => Err(Failure::other(format!(
-            "error: {launched} processes were started together, and MPI knows of {size}: their launcher is not that of the MPI which \
-             taper was built with. Under Slurm: srun --mpi=pmix with Open MPI, --mpi=pmi2 with MPICH (`srun --mpi=list` says what \
-             there is)"
-        ))),
+    // What MPI itself says of a launcher that it does not know ends the process, or is that there is one.
+    let told =
+        ["OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK"].iter().any(|name| std::env::var_os(name).is_some());
+    if told {
+        let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
+        if world.size() == launched {
+            return Ok(Team { world, others: Vec::new() });
+        }
     }
+    Err(Failure::usage(format!(
+        "error: {launched} processes were started together, and MPI does not know them: their launcher is not that of the MPI which \
+         taper was built with. Under Slurm: srun --mpi=pmix with Open MPI, --mpi=pmi2 with MPICH (`srun --mpi=list` says what there \
+         is). With --ranks 1 each of them trains by itself"
+    )))
 }
 
 /// Each process would take itself for the only one.

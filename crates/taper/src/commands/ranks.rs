@@ -176,12 +176,17 @@ impl Team {
     /// What this process has to say of an error: what all of them know is said once, and where all came to the same end the
     /// first one's exit code says it too: a launcher kills the others at the first code that is not 0.
     pub fn failure(&self, error: RunError) -> Failure {
-        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0);
+        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0 && !error.told);
         let speaks = self.world.is_first() || self.world.rank() == 1 && first_is_gone;
         let all =
             matches!(error, RunError::Interrupted { .. } | RunError::Diverged { .. } | RunError::Recipe(_));
+        let own = !all && !self.world.is_alone() && !matches!(error, RunError::World(_));
         let Failure { message, code } = Failure::from(error);
         match speaks {
+            true if own => {
+                let what = message.strip_prefix("error: ").unwrap_or(&message);
+                Failure { message: format!("error: rank {}: {what}", self.world.rank()), code }
+            }
             true => Failure { message, code },
             false => Failure { message: String::new(), code: if all { 0 } else { code } },
         }

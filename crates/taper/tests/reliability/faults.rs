@@ -1,10 +1,11 @@
 //! Damaged files and disks that do not take more: the previous checkpoint or a clear message, never a silent restart
 //! from zero, never success without a file.
-use crate::common::{LSTM, MLP, Net, RESNET, assert_equal, copy, files, message, scratch};
+use crate::common::{
+    LSTM, MLP, RESNET, assert_equal, copy, files, message, scratch, sizes_of_a_disk, within,
+};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 

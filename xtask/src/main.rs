@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let ok = match args.first().map(String::as_str) {
         Some("test") => test(&args[1..]),
         Some("gpu-check") => return gpu_check::run(&args[1..]),
-        Some("mpi-check") => return mpi::check(),
+        Some("mpi-check") => mpi::check(),
         Some("ci") => run(Command::new("bash").arg(root().join(".ci/run"))),
         _ => return taper(&args),
     };
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
 }
 
 /// All tests, with nextest where it is installed: the workspace, the examples in the documentation, the downloads, whose
-/// crate does without candle, sweeps on a real Slurm and processes under MPI, which say what is missing where there is none. With
+/// crate does without candle, processes under MPI and sweeps on a real Slurm, which say what is missing where there is none. With
 /// arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
@@ -42,9 +42,18 @@ fn test(args: &[String]) -> bool {
                 .args(["test", "--release", "--workspace", "--doc"])
                 .args(manifest()))
                 && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"]))
-                // Its output is shown: it says why it was skipped.
-                && run(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"]))
-                && mpi::stage())
+                && mpi::check()
+                && slurm(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"])))
+}
+
+/// The tests on a real Slurm, some of them with the `taper` that was checked under MPI. Their output is shown: it says why they
+/// were skipped.
+fn slurm(tests: &mut Command) -> bool {
+    let with_mpi = mpi::program();
+    if with_mpi.is_file() {
+        tests.env("TAPER_WITH_MPI", with_mpi);
+    }
+    run(tests)
 }
 
 /// The commit that is checked out, and whether files differ from it; `None` without git.

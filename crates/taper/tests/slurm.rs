@@ -1,4 +1,4 @@
-//! A sweep on a real Slurm: its daemons on one node, in a folder of their own, for as long as the test runs.
+//! Sweeps and runs on a real Slurm: its daemons on one node, in a folder of their own, for as long as a test runs.
 //!
 //! `cargo xtask test` runs it. Where something is missing it says what, and passes, unless `TAPER_REQUIRE_TOOLS=1`.
 #![cfg(target_os = "linux")]
@@ -27,6 +27,14 @@ cluster:
   extra: ['--comment=a b; $(touch inside) # c']
 ";
 
+/// A run that several processes can share.
+const SHARED: &str = "
+data: {name: synthetic-images, train: 64, test: 32, classes: 4, batch_size: 13, eval_batch_size: 32}
+model: {name: mlp, hidden: [8]}
+optimizer: {name: decgd, lr: 0.01}
+train: {epochs: 60, shards: 4, log_every: 1, checkpoint: {every_epochs: null, every_steps: 10}}
+";
+
 /// What never comes is not waited for.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -45,6 +53,15 @@ fn missing() -> Option<String> {
         (true, false) => Some("root, which Slurm's daemons run as".to_owned()),
         (true, true) => None,
     }
+}
+
+/// Whether a test cannot run here, which it says; `TAPER_REQUIRE_TOOLS` wants it to.
+fn skipped(what: &str, missing: Option<String>) -> bool {
+    let Some(missing) = missing else { return false };
+    let required = std::env::var("TAPER_REQUIRE_TOOLS").is_ok_and(|value| value == "1");
+    assert!(!required, "missing: {missing}");
+    eprintln!("skipped: no {what} on a real Slurm: missing: {missing}");
+    true
 }
 
 /// Slurm on one node of four processors, whatever the machine has.
@@ -193,8 +210,15 @@ impl Drop for Slurm {
     }
 }
 
+/// The program that is built without MPI.
+const PLAIN: &str = env!("CARGO_BIN_EXE_taper");
+
 fn sweep(slurm: &Slurm, home: &Path, runs: &str, args: &[&str]) -> Output {
-    let mut taper = slurm.command(env!("CARGO_BIN_EXE_taper"));
+    sweep_by(PLAIN, slurm, home, runs, args)
+}
+
+fn sweep_by(program: &str, slurm: &Slurm, home: &Path, runs: &str, args: &[&str]) -> Output {
+    let mut taper = slurm.command(program);
     taper.current_dir(home).args(["sweep", "tiny.yaml", "--runs", runs]).args(args);
     taper.env("TAPER_OFFLINE", "1").output().unwrap()
 }
@@ -206,10 +230,7 @@ fn said(output: &Output) -> String {
 #[test]
 #[ignore = "starts Slurm's daemons: a stage of `cargo xtask test`"]
 fn an_array_with_killed_and_requeued_tasks_ends_with_the_table_of_a_local_sweep() {
-    if let Some(missing) = missing() {
-        let required = std::env::var("TAPER_REQUIRE_TOOLS").is_ok_and(|value| value == "1");
-        assert!(!required, "missing: {missing}");
-        eprintln!("skipped: no sweep on a real Slurm: missing: {missing}");
+    if skipped("sweep", missing()) {
         return;
     }
     let home = tempfile::tempdir().unwrap();
@@ -282,4 +303,123 @@ fn an_array_with_killed_and_requeued_tasks_ends_with_the_table_of_a_local_sweep(
     assert!(local.status.success(), "{}", said(&local));
     assert_eq!(String::from_utf8(table.stdout).unwrap(), String::from_utf8(local.stdout).unwrap());
     assert!(!home.path().join("inside").exists() && !home.path().join("runs/inside").exists());
+}
+
+/// The process that is one rank of the run in a folder, once it is at work there.
+fn rank_of(rank: &str, runs: &str) -> Option<i32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    entries.into_iter().find_map(|entry| {
+        let holds = |file: &str, wanted: &str| {
+            let words = fs::read(entry.path().join(file)).unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes())
+        };
+        // Of these srun itself has no number.
+        let found = holds("environ", &format!("SLURM_PROCID={rank}")) && holds("cmdline", runs);
+        let program = fs::read_link(entry.path().join("exe")).ok()?;
+        (found && program.ends_with("taper")).then(|| entry.file_name().to_str()?.parse().ok()).flatten()
+    })
+}
+
+fn kill(process: i32) {
+    // SAFETY: it was found at work a moment ago, and srun has not yet waited for it, or it ends so.
+    unsafe { libc::kill(process, libc::SIGKILL) };
+}
+
+#[test]
+#[ignore = "starts Slurm's daemons: a stage of `cargo xtask test`"]
+fn processes_that_srun_starts_train_the_bytes_of_one() {
+    let with_mpi = std::env::var("TAPER_WITH_MPI").ok();
+    let absent = "a taper with MPI named by TAPER_WITH_MPI, as `cargo xtask test` builds it where MPI is";
+    if skipped("run by srun", missing().or(with_mpi.is_none().then(|| absent.to_owned()))) {
+        return;
+    }
+    let (with_mpi, home) = (with_mpi.unwrap(), tempfile::tempdir().unwrap());
+    fs::write(home.path().join("shared.yaml"), SHARED).unwrap();
+    fs::write(home.path().join("tiny.yaml"), SWEEP).unwrap();
+    let mut slurm = Slurm::start();
+    let place = |runs: &str| home.path().join(runs).to_str().unwrap().to_owned();
+    let train = |command: &mut Command, runs: &str| -> Child {
+        command.args(["train", "shared.yaml", "--quiet", "--runs", &place(runs)]).current_dir(home.path());
+        command.env("TAPER_OFFLINE", "1").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let by_srun = |program: &str, runs: &str, mpi: &[&str]| {
+        let mut srun = slurm.command("srun");
+        train(srun.args(mpi).args(["--ntasks=2", "--kill-on-bad-exit=1", program]), runs)
+    };
+    let file = |runs: &str, name: &str| {
+        let folder =
+            fs::read_dir(home.path().join(runs)).ok()?.flatten().find(|entry| entry.path().is_dir())?;
+        fs::read(folder.path().join(name)).ok()
+    };
+    // A summary vouches for all that a run promises.
+    let ends_alike = |child: Child, runs: &str| {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(file(runs, "summary.json") == file("alone", "summary.json"), "{runs} has other bytes");
+    };
+    ends_alike(train(&mut Command::new(PLAIN), "alone"), "alone");
+    ends_alike(by_srun(&with_mpi, "two", &["--mpi=pmix"]), "two");
+
+    // A launcher that this MPI does not know starts processes that know nothing of each other.
+    for (program, reason) in
+        [(PLAIN, "TAPER_FEATURES=mpi cargo"), (&with_mpi, "srun --mpi=pmix with Open MPI")]
+    {
+        let output = by_srun(program, "none", &["--mpi=none"]).wait_with_output().unwrap();
+        assert!(!output.status.success() && said(&output).contains(reason), "{}", said(&output));
+        assert!(file("none", "recipe.yaml").is_none(), "each trained by itself");
+    }
+
+    let killed = by_srun(&with_mpi, "killed", &["--mpi=pmix"]);
+    slurm.wait("two processes at work", |_| {
+        let lines = file("killed", "metrics.jsonl").unwrap_or_default();
+        lines.iter().filter(|byte| **byte == b'\n').count() > 20
+    });
+    kill(rank_of("1", &place("killed")).expect("the second process"));
+    let output = killed.wait_with_output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("task 1: Killed"), "{}", said(&output));
+    ends_alike(train(&mut Command::new(PLAIN), "killed"), "killed");
+
+    // An array whose tasks are of two processes each: one of one task is killed, another task is asked to make room.
+    let runs = place("runs");
+    let set = ["train.shards=4", "train.epochs=400", "train.eval_every=100", "sweep.seeds=[1]"];
+    let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+    let submit = |slurm: &Slurm| {
+        let shared = ["--launcher", "slurm", "--set", "cluster.ranks=2", "--set", "cluster.mpi=pmix"];
+        let output = sweep_by(&with_mpi, slurm, home.path(), "runs", &[&shared, &set[..]].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    let job = submit(&slurm);
+    let script = fs::read_to_string(home.path().join("runs/tiny.sbatch")).unwrap();
+    let list: Vec<&str> = script.lines().filter(|line| line.starts_with("tiny-")).collect();
+    let mut victims = Vec::new();
+    slurm.wait("two tasks at work", |_| {
+        let at_work = |(index, run): (usize, &&str)| {
+            let folder = Path::new(&runs).join(run);
+            folder.join("checkpoints").is_dir().then_some(())?;
+            Some((index + 1, rank_of("1", &format!("{runs}/{run}/recipe.yaml"))?))
+        };
+        victims = list.iter().enumerate().filter_map(at_work).collect();
+        victims.len() >= 2
+    });
+    let [(lost, process), (asked, _), ..] = victims[..] else { panic!("{victims:?}") };
+    let mut signal = slurm.command("scancel");
+    let mut signal = signal.args(["--batch", "--signal=USR1", &format!("{job}_{asked}")]).spawn().unwrap();
+    kill(process);
+    slurm.wait("a task that requeues itself and the end of another", |slurm| {
+        let task = slurm.ask("scontrol", &["show", "job", &format!("{job}_{asked}")]);
+        let restarts = task.split_whitespace().find_map(|word| word.strip_prefix("Restarts="));
+        restarts.is_some_and(|times| times != "0")
+            && !slurm.tasks(&job).iter().any(|task| task.starts_with(&format!("{lost} ")))
+    });
+    signal.kill().unwrap();
+    signal.wait().unwrap();
+    slurm.finish(&[&job, &submit(&slurm)]);
+    let log = fs::read_to_string(home.path().join(format!("runs/tiny-{job}_{asked}.log"))).unwrap();
+    assert!(log.contains("interrupted at step"), "{log}");
+    let collected = [&["--collect"], &set[..]].concat();
+    let table = sweep(&slurm, home.path(), "runs", &collected);
+    let local = sweep(&slurm, home.path(), "local", &set);
+    assert!(local.status.success(), "{}", said(&local));
+    assert_eq!(String::from_utf8(table.stdout).unwrap(), String::from_utf8(local.stdout).unwrap());
 }

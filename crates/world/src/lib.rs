@@ -17,6 +17,8 @@
 //! ```
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod sockets;
 mod sum;
 mod tree;
@@ -36,12 +38,14 @@ pub struct Error {
     pub rank: usize,
     /// What is the matter with it.
     pub what: String,
+    /// Whether it told so itself, before it ended.
+    pub told: bool,
 }
 
 impl Error {
     /// A rank with something the matter.
     pub fn new(rank: usize, what: impl Into<String>) -> Self {
-        Self { rank, what: what.into() }
+        Self { rank, what: what.into(), told: false }
     }
 }
 

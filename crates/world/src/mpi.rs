@@ -1,11 +1,13 @@
 //! Ranks that an MPI launcher started: `mpirun -n 4 taper train …`, `srun taper train …`.
 //!
-//! MPI's own all-to-all and all-gather move the bytes. They wait for ever for a rank that hangs, so every rank says first that
-//! it is there: who does not within the time limit is named, and all end. Dead ranks the launcher notices itself.
+//! MPI's own all-to-all and all-gather move the bytes. They cannot say who is missing, so every rank says first that it is there.
+//! When that or what follows takes longer than the time limit, all that wait call the roll: who does not answer within the same
+//! limit is named, and all end. Dead ranks the launcher notices itself.
 use crate::{Error, Wire, World};
 use mpi::Threading;
 use mpi::datatype::{Partition, PartitionMut};
 use mpi::environment::Universe;
+use mpi::request::{Request, Scope, scope};
 use mpi::traits::*;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,12 @@ struct Mpi {
 
 /// How often a rank that waits looks whether the others are there, at first and at most.
 const LOOKS: [Duration; 2] = [Duration::from_micros(1), Duration::from_millis(1)];
+
+/// What is said before an exchange, and when the roll is called.
+const HERE: i32 = 0;
+const ROLL: i32 = 1;
+/// How long those that say nothing let the one that says why all end.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The world that MPI was started with; this thread alone may use it. An error where MPI cannot be started, or was before.
 pub fn start(limit: Duration) -> Result<World, Error> {
@@ -28,31 +36,76 @@ pub fn start(limit: Duration) -> Result<World, Error> {
 }
 
 impl Mpi {
+    fn others(&self) -> impl Iterator<Item = i32> + use<> {
+        let (rank, size) = (self.universe.world().rank(), self.universe.world().size());
+        (0..size).filter(move |other| *other != rank)
+    }
+
     /// Says to all others that this rank is there, and waits until all are.
     fn arrive(&self, kind: u8) -> Result<(), Error> {
+        let missing = self.hear(HERE, kind)?;
+        if missing.is_some() { Err(self.call_the_roll()) } else { Ok(()) }
+    }
+
+    /// Says a word to all others and hears theirs; a rank that says nothing in time.
+    fn hear(&self, tag: i32, word: u8) -> Result<Option<usize>, Error> {
         let world = self.universe.world();
-        let others = || (0..world.size()).filter(|rank| *rank != world.rank());
         // One byte is taken at once, whatever the other does.
-        others().for_each(|rank| world.process_at_rank(rank).send(&kind));
+        self.others().for_each(|rank| world.process_at_rank(rank).send_with_tag(&word, tag));
         let deadline = Instant::now() + self.limit;
-        for rank in others() {
+        for rank in self.others() {
             let (other, number) = (world.process_at_rank(rank), usize::try_from(rank).unwrap_or_default());
             let mut pause = LOOKS[0];
-            while other.immediate_probe().is_none() {
+            while other.immediate_probe_with_tag(tag).is_none() {
                 if Instant::now() > deadline {
-                    let seconds = self.limit.as_secs_f64();
-                    let what = format!("said nothing for {seconds} s: it hangs, or computes for longer");
-                    return Err(Error::new(number, what));
+                    return Ok(Some(number));
                 }
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(LOOKS[1]);
             }
-            let (found, _) = other.receive::<u8>();
-            if found != kind {
+            let (found, _) = other.receive_with_tag::<u8>(tag);
+            if found != word {
                 return Err(Error::new(number, "is at another place of the run than this one"));
             }
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Whose fault it is that an exchange does not end: who is at work on one answers, wherever in it that is.
+    fn call_the_roll(&self) -> Error {
+        let seconds = self.limit.as_secs_f64();
+        match self.hear(ROLL, 0) {
+            Ok(Some(rank)) => {
+                Error::new(rank, format!("said nothing for {seconds} s: it hangs, or computes for longer"))
+            }
+            Ok(None) => {
+                let what = format!("an exchange took longer than {seconds} s, with all ranks at work on it");
+                Error::new(self.rank(), what)
+            }
+            Err(e) => e,
+        }
+    }
+
+    /// Waits for an exchange that has begun. What has begun cannot be taken back: where it does not end, the process does.
+    fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, mut request: Request<'a, D, S>) {
+        let deadline = Instant::now() + self.limit;
+        while let Err(unfinished) = request.test() {
+            if Instant::now() > deadline {
+                self.end(&self.call_the_roll());
+            }
+            // All are there, so that it is a matter of moving bytes, which this process does itself.
+            std::thread::yield_now();
+            request = unfinished;
+        }
+    }
+
+    /// Ends this process and all others: MPI has no other way to tell them. What all of them know one says.
+    fn end(&self, why: &Error) -> ! {
+        match self.rank() == why.rank || self.rank() == usize::from(why.rank == 0) {
+            true => eprintln!("error: {why}"),
+            false => std::thread::sleep(FAREWELL),
+        }
+        self.universe.world().abort(1)
     }
 
     fn counts(&self, parts: impl Iterator<Item = usize>) -> Result<(Vec<i32>, Vec<i32>), Error> {
@@ -105,28 +158,32 @@ impl Wire for Mpi {
         joined.push(0);
         let sent = Partition::new(&joined[..], out_counts, out_places);
         let mut received = PartitionMut::new(&mut all[..], in_counts, in_places);
-        self.universe.world().all_to_all_varcount_into(&sent, &mut received);
+        let world = self.universe.world();
+        scope(|scope| self.finish(world.immediate_all_to_all_varcount_into(scope, &sent, &mut received)));
         deal(&all, into);
         Ok(())
     }
 
     fn all_gather(&mut self, mine: &[u8], into: &mut [&mut [u8]]) -> Result<(), Error> {
         self.arrive(2)?;
-        let (counts, places) = self.counts(into.iter().map(|part| part.len()))?;
-        let mut all = room(into);
+        // This rank's own place may be empty, and MPI moves what it has in any case.
+        let me = self.rank();
+        let length = |(rank, part): (usize, &&mut [u8])| if rank == me { mine.len() } else { part.len() };
+        let (counts, places) = self.counts(into.iter().enumerate().map(length))?;
+        let mut all = vec![0; into.iter().enumerate().map(length).sum::<usize>() + 1];
+        let starts: Vec<usize> =
+            places.iter().map(|place| usize::try_from(*place).unwrap_or_default()).collect();
         let mut received = PartitionMut::new(&mut all[..], counts, places);
         let mine = if mine.is_empty() { &[0][..0] } else { mine };
-        self.universe.world().all_gather_varcount_into(mine, &mut received);
-        deal(&all, into);
+        let world = self.universe.world();
+        scope(|scope| self.finish(world.immediate_all_gather_varcount_into(scope, mine, &mut received)));
+        for (place, start) in into.iter_mut().zip(starts) {
+            place.copy_from_slice(&all[start..][..place.len()]);
+        }
         Ok(())
     }
 
-    /// Ends this process and all others: MPI has no other way to tell them.
     fn abort(&mut self, why: &Error) {
-        // What all of them know the first one says.
-        if why.rank == self.rank() || self.rank() == 0 {
-            eprintln!("error: {why}");
-        }
-        self.universe.world().abort(1)
+        self.end(why)
     }
 }

@@ -183,7 +183,10 @@ impl Sockets {
             let (at_fault, what) = reason.split_at(reason.len().min(8));
             let at_fault = at_fault.try_into().map_or(rank as u64, u64::from_le_bytes);
             let at_fault = usize::try_from(at_fault).unwrap_or(rank);
-            return Err(Error::new(at_fault, String::from_utf8_lossy(what)));
+            return Err(Error {
+                told: at_fault == rank,
+                ..Error::new(at_fault, String::from_utf8_lossy(what))
+            });
         }
         if found[0] != kind || length != into.len() as u64 {
             return Err(Error::new(rank, "is at another place of the run than this one"));

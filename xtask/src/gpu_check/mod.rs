@@ -58,6 +58,12 @@ const PARTS: &[Part] = &[
         not: "a real driver, real memory and real streams; the PTX is made by NVRTC but not run, and candle's own kernels are not there: of networks it shows only what is asked of the driver",
         run: launch,
     },
+    Part {
+        name: "nccl",
+        proves: "ranks that exchange over NCCL add up what one process does, and name who is gone, on stand-ins for the driver and for NCCL",
+        not: "a real NCCL, several devices, or anything asynchronous: the stand-in moves files",
+        run: nccl,
+    },
 ];
 
 pub fn run(args: &[String]) -> ExitCode {
@@ -189,6 +195,19 @@ fn nvcc() -> Outcome {
         Ok(wheels) => tests(&["nvcc_compiles"], &[("TAPER_NVCC", &wheels.join("bin/nvcc"))]),
         Err(why) => Outcome::Skipped(why),
     }
+}
+
+fn nccl() -> Outcome {
+    let made =
+        toolkit::pretend().map_err(|e| e.to_string()).and_then(|bin| Ok((toolkit::standins(&bin)?, bin)));
+    let (libraries, bin) = match made {
+        Ok(made) => made,
+        Err(why) => return Outcome::Skipped(why),
+    };
+    let mut test = Command::new(crate::cargo());
+    test.args(["test", "--quiet", "--package", "taper-world", "--features", "nccl", "--test", "nccl"]);
+    test.env("LD_LIBRARY_PATH", &libraries).env("LIBRARY_PATH", &libraries);
+    passed(crate::run(toolkit::with_toolkit(&mut test, &bin)))
 }
 
 fn launch() -> Outcome {

@@ -70,44 +70,57 @@ pub fn with_toolkit<'a>(command: &'a mut Command, bin: &Path) -> &'a mut Command
         .env("CARGO_TARGET_DIR", target)
 }
 
-/// Libraries that link and load without a GPU: the stand-in driver, NVIDIA's own NVRTC, and others that do nothing. Returns
-/// the folders to load them from.
+/// Libraries that link and load without a GPU, with NVIDIA's own NVRTC beside the stand-ins. Returns the folders to load them from.
 pub fn libraries(bin: &Path, wheels: &Path) -> Result<String, String> {
+    let lib = standins(bin)?;
+    link(&wheels.join("lib/libnvrtc.so.13"), &lib.join("libnvrtc.so"))?;
+    Ok(format!("{}:{}", lib.display(), wheels.join("lib").display()))
+}
+
+/// The folder of the stand-in driver, the stand-in NCCL, and of libraries that do nothing.
+pub fn standins(bin: &Path) -> Result<PathBuf, String> {
     let said = |e: std::io::Error| e.to_string();
     let lib = bin.parent().unwrap_or(bin).join("lib64");
     fs::create_dir_all(&lib).map_err(said)?;
     let cudarc = source_of("cudarc")?;
-    let standin = include_str!("standin.c");
     let missing = "#include <stdio.h>\nstatic int missing(const char *name) {\n  fprintf(stderr, \"stand-in: %s is not there\\n\", name);\n  return 801;\n}\n";
     for (module, prefix, library) in [
         ("driver", "cu", "cuda"),
+        ("nccl", "nccl", "nccl"),
         ("cublas", "cublas", "cublas"),
         ("cublaslt", "cublasLt", "cublasLt"),
         ("curand", "curand", "curand"),
         ("runtime", "cuda", "cudart"),
     ] {
-        let driver = library == "cuda";
-        let mut c = String::from(if driver { missing } else { "" });
+        let standin = match library {
+            "cuda" => Some(include_str!("standin.c")),
+            "nccl" => Some(include_str!("nccl.c")),
+            _ => None,
+        };
+        let mut c = String::from(standin.map_or("", |_| missing));
         for name in functions(&cudarc.join("src").join(module).join("sys"), prefix).map_err(said)? {
-            match driver {
-                true if standin.contains(&format!(" {name}(")) => {}
-                true => c += &format!("int {name}(void) {{ return missing(\"{name}\"); }}\n"),
-                false => c += &format!("int {name}(void) {{ return 0; }}\n"),
+            // Some have their result's star before the name.
+            let defined =
+                |text: &str| text.contains(&format!(" {name}(")) || text.contains(&format!("*{name}("));
+            match standin {
+                Some(text) if defined(text) => {}
+                Some(_) => c += &format!("int {name}(void) {{ return missing(\"{name}\"); }}\n"),
+                None => c += &format!("int {name}(void) {{ return 0; }}\n"),
             }
         }
         fs::write(lib.join(format!("{library}.c")), c).map_err(said)?;
-        fs::write(lib.join("standin.c"), standin).map_err(said)?;
-        let file = if driver { "libcuda.so.1".to_owned() } else { format!("lib{library}.so") };
+        let file = if library == "cuda" { "libcuda.so.1".to_owned() } else { format!("lib{library}.so") };
         let mut cc = Command::new("cc");
         cc.current_dir(&lib).args(["-O1", "-w", "-shared", "-fPIC", "-o", &file, &format!("{library}.c")]);
-        if driver {
-            cc.args(["standin.c", "-ldl"]);
+        if let Some(text) = standin {
+            let own = format!("standin-{library}.c");
+            fs::write(lib.join(&own), text).map_err(said)?;
+            cc.args([&own, "-ldl"]);
         }
         text(cc.arg(format!("-Wl,-soname,{file}")))?;
     }
     link(&lib.join("libcuda.so.1"), &lib.join("libcuda.so"))?;
-    link(&wheels.join("lib/libnvrtc.so.13"), &lib.join("libnvrtc.so"))?;
-    Ok(format!("{}:{}", lib.display(), wheels.join("lib").display()))
+    Ok(lib)
 }
 
 fn link(from: &Path, to: &Path) -> Result<(), String> {

@@ -66,10 +66,6 @@ struct Common {
 
 impl Common {
     fn level(&self) -> tracing::Level {
-        // What all processes of a run have to say, the first one says.
-        if ranks::follows() {
-            return tracing::Level::ERROR;
-        }
         let default = if self.quiet { "warn" } else { "info" };
         // The names that clap lets pass are levels.
         self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
@@ -104,6 +100,11 @@ impl Command {
             Self::Bench(args) => args.profile.is_some(),
             _ => false,
         }
+    }
+
+    /// Whether another process of the same run says what all of them have to say.
+    fn follows(&self) -> bool {
+        matches!(self, Self::Train(args) if args.ranks.follow())
     }
 
     /// The threads that it takes where the user does not say; 0 is one a core.
@@ -187,7 +188,7 @@ fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Re
 pub fn main(registries: &Registries) -> ExitCode {
     let args = Args::parse();
     if !args.command.profiles() {
-        log::to_stderr(args.common.level());
+        log::to_stderr(if args.command.follows() { tracing::Level::ERROR } else { args.common.level() });
     }
     // This thread is one of the pool's: a region that it opens costs no hand-over to another thread and back. Nobody else
     // may wait for the pool while this thread waits for them: with one thread there is no other worker.

@@ -1,4 +1,4 @@
-//! Processes that share a run: on one machine the command is the first of them and starts the others; MPI's launchers start all.
+//! Processes that share a run: on one machine the command is the first of them and starts the others; mpirun and srun start all.
 use super::Failure;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,40 +19,56 @@ const START: Duration = Duration::from_secs(60);
 /// How many processes share a run, and for how long one may be silent.
 #[derive(clap::Args)]
 pub struct Ranks {
-    /// Processes that share each run, with the same result; their number must divide train.shards
-    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    ranks: u16,
+    /// Processes that share each run, with the same result; their number must divide train.shards [default: those that mpirun or
+    /// srun started, else 1]
+    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: Option<u16>,
     /// How long the others wait for one of them before all end
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     rank_limit: u64,
 }
 
 impl Ranks {
-    /// How many there are.
+    /// How many there are, unless a launcher started them.
     pub fn count(&self) -> usize {
-        self.ranks.into()
+        self.ranks.map_or(1, usize::from)
     }
 
-    /// The threads of each, where the user does not say: an equal part of the cores. `0` is one a core.
+    /// How many a launcher started to share a run, if one did; with `--ranks 1` each of its processes is alone.
+    fn launched(&self) -> Option<usize> {
+        launched().filter(|n| *n > 1 && self.ranks.is_none() && rank().is_none())
+    }
+
+    /// Whether another process of the same run says what there is to say.
+    pub fn follow(&self) -> bool {
+        let by_launcher =
+            || self.launched().and_then(|_| number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]));
+        rank().or_else(by_launcher).is_some_and(|rank| rank > 0)
+    }
+
+    /// The threads of each, where the user does not say: what Slurm gives each, or an equal part of the cores. `0` is one a core.
     pub fn threads(&self) -> usize {
+        let local = number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]);
+        if self.launched().is_some() && local.is_none() {
+            return number(&["SLURM_CPUS_PER_TASK"]).unwrap_or(1).max(1);
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let here = number(&["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"]).unwrap_or(1).max(self.count());
+        let here = self.launched().and(local).unwrap_or(1).max(self.count());
         if here == 1 { 0 } else { (cores / here).max(1) }
     }
 
-    /// Starts the others, or meets those that started this one. A worker of a sweep is nobody's but the sweep's.
+    /// Starts the others, or meets those that were started with this one. A worker of a sweep is nobody's but the sweep's.
     pub fn start(&self, worker: bool) -> Result<Team, Failure> {
-        let launched = if worker || rank().is_some() { 1 } else { launched().unwrap_or(1) };
-        if launched > 1 && self.ranks > 1 {
+        if let Some(launched) = self.launched().filter(|_| !worker) {
+            return by_mpi(launched, Duration::from_secs(self.rank_limit));
+        }
+        if self.count() == 1 {
+            return Ok(Team { world: World::alone(), others: Vec::new() });
+        }
+        if rank().is_none() && launched().is_some_and(|n| n > 1) {
             return Err(Failure::usage(
                 "error: --ranks starts processes of its own: leave it out under mpirun or srun",
             ));
-        }
-        if launched > 1 {
-            return by_mpi(Duration::from_secs(self.rank_limit));
-        }
-        if self.ranks == 1 {
-            return Ok(Team { world: World::alone(), others: Vec::new() });
         }
         self.meet().map_err(|message| Failure::other(format!("error: {message}")))
     }
@@ -108,32 +124,36 @@ impl Ranks {
 }
 
 #[cfg(feature = "mpi")]
-fn by_mpi(limit: Duration) -> Result<Team, Failure> {
-    let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
-    Ok(Team { world, others: Vec::new() })
+fn by_mpi(launched: usize, limit: Duration) -> Result<Team, Failure> {
+    // What MPI itself says of a launcher that it does not know ends the process, or is that there is one.
+    let told =
+        ["OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK"].iter().any(|name| std::env::var_os(name).is_some());
+    if told {
+        let world = taper_world::mpi::start(limit).map_err(|e| Failure::other(format!("error: {e}")))?;
+        if world.size() == launched {
+            return Ok(Team { world, others: Vec::new() });
+        }
+    }
+    Err(Failure::usage(format!(
+        "error: {launched} processes were started together, and MPI does not know them: their launcher is not that of the MPI which \
+         taper was built with. Under Slurm: srun --mpi=pmix with Open MPI, --mpi=pmi2 with MPICH (`srun --mpi=list` says what there \
+         is). With --ranks 1 each of them trains by itself"
+    )))
 }
 
 /// Each process would take itself for the only one.
 #[cfg(not(feature = "mpi"))]
-fn by_mpi(_: Duration) -> Result<Team, Failure> {
-    Err(Failure::usage(
-        "error: an MPI launcher started this, and taper was built without MPI: build it with `TAPER_FEATURES=mpi cargo xtask \
-         train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one machine",
-    ))
+fn by_mpi(launched: usize, _: Duration) -> Result<Team, Failure> {
+    Err(Failure::usage(format!(
+        "error: {launched} processes were started together, by mpirun or srun, and taper was built without MPI: build it with \
+         `TAPER_FEATURES=mpi cargo xtask train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one \
+         machine. With --ranks 1 each of them trains by itself"
+    )))
 }
 
-/// How many processes an MPI launcher started, if one did.
+/// How many processes a launcher started together with this one, if one did.
 fn launched() -> Option<usize> {
-    let pmix = std::env::var_os("PMIX_RANK").and_then(|_| number(&["SLURM_NTASKS"]));
-    number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]).or(pmix)
-}
-
-/// Whether another process of the same run says what there is to say.
-pub fn follows() -> bool {
-    let by_mpi = || {
-        launched().is_some_and(|n| n > 1).then(|| number(&["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]))
-    };
-    rank().or_else(|| by_mpi().flatten()).is_some_and(|rank| rank > 0)
+    number(&["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
 }
 
 /// The first of some variables that holds a number.
@@ -153,12 +173,23 @@ pub struct Team {
 }
 
 impl Team {
-    /// What this process has to say of an error: what all of them know is said once.
+    /// What this process has to say of an error: what all of them know is said once, and where all came to the same end the
+    /// first one's exit code says it too: a launcher kills the others at the first code that is not 0.
     pub fn failure(&self, error: RunError) -> Failure {
-        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0);
+        let first_is_gone = matches!(&error, RunError::World(error) if error.rank == 0 && !error.told);
         let speaks = self.world.is_first() || self.world.rank() == 1 && first_is_gone;
-        let failure = Failure::from(error);
-        if speaks { failure } else { Failure { message: String::new(), ..failure } }
+        let all =
+            matches!(error, RunError::Interrupted { .. } | RunError::Diverged { .. } | RunError::Recipe(_));
+        let own = !all && !self.world.is_alone() && !matches!(error, RunError::World(_));
+        let Failure { message, code } = Failure::from(error);
+        match speaks {
+            true if own => {
+                let what = message.strip_prefix("error: ").unwrap_or(&message);
+                Failure { message: format!("error: rank {}: {what}", self.world.rank()), code }
+            }
+            true => Failure { message, code },
+            false => Failure { message: String::new(), code: if all { 0 } else { code } },
+        }
     }
 }
 

@@ -3,7 +3,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use taper_report::{Form, document, load};
-use taper_train::run::{Options, Show};
+use taper_train::run::{Options, Show, check_ranks};
 use taper_train::sweep::slurm::{self, SlurmError};
 use taper_train::sweep::{Cell, Ended, Processes, State, Sweep, Workers, lint, table};
 use taper_train::{Recipe, Registries};
@@ -220,6 +220,15 @@ fn submit(
         return Ok(());
     }
     let cluster = recipe.cluster.clone();
+    let ranks = cluster.ranks.map_or(1, |ranks| usize::try_from(ranks).unwrap_or(usize::MAX));
+    sweep.missing().try_for_each(|run| check_ranks(&run.recipe, ranks))?;
+    if ranks > 1 && !cfg!(feature = "mpi") && !args.dry_run {
+        let message = format!(
+            "the processes of a run that srun starts talk over MPI, and this taper was built without it: build it with \
+             `TAPER_FEATURES=mpi cargo xtask sweep …`, or submit with 1 in place of {ranks}"
+        );
+        return Err(recipe.error_at("cluster.ranks", message).into());
+    }
     let job = slurm::Job {
         name: recipe.name.clone(),
         program: program()?,

@@ -176,6 +176,33 @@ pub fn assert_equal(found: &Path, expected: &BTreeMap<String, Vec<u8>>, after: &
     }
 }
 
+/// The command as a process whose files may not grow beyond a limit: a full disk that needs no disk.
+pub fn within(command: &mut Command, limit: u64) -> &mut Command {
+    use std::os::unix::process::CommandExt;
+    let limits = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+    // SAFETY: between fork and exec only these two calls are made, which are safe there.
+    unsafe {
+        command.pre_exec(move || {
+            // A write beyond the limit is an error, not a signal.
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            match libc::setrlimit(libc::RLIMIT_FSIZE, &limits) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        })
+    }
+}
+
+/// Limits at which a run that leaves these files stops at different places, later with each.
+pub fn sizes_of_a_disk(whole: &BTreeMap<String, Vec<u8>>) -> [u64; 5] {
+    let largest = whole.values().map(Vec::len).max().unwrap() as u64;
+    let model = whole.iter().find(|(name, _)| name.ends_with("model.safetensors")).unwrap().1.len() as u64;
+    let metrics = whole["metrics.jsonl"].len() as u64;
+    let mut limits = [0, 500, metrics / 2, model - 1, largest - 1];
+    limits.sort_unstable();
+    limits
+}
+
 /// Copies a folder.
 pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();

@@ -1,10 +1,11 @@
 //! Damaged files and disks that do not take more: the previous checkpoint or a clear message, never a silent restart
 //! from zero, never success without a file.
-use crate::common::{LSTM, MLP, Net, RESNET, assert_equal, copy, files, message, scratch};
+use crate::common::{
+    LSTM, MLP, RESNET, assert_equal, copy, files, message, scratch, sizes_of_a_disk, within,
+};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -281,38 +282,14 @@ fn a_finished_run_is_believed_only_while_its_files_agree() {
     assert_equal(&MLP.finish(folder.path()), &whole, "the loss of its summary");
 }
 
-/// A process whose files may not grow beyond a limit: a full disk that needs no disk.
-fn train_within(net: &Net, runs: &Path, limit: u64) -> std::process::Output {
-    let mut command = net.train(runs);
-    let limits = libc::rlimit { rlim_cur: limit, rlim_max: limit };
-    // SAFETY: between fork and exec only these two calls are made, which are safe there.
-    unsafe {
-        command.pre_exec(move || {
-            // A write beyond the limit is an error, not a signal.
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-            match libc::setrlimit(libc::RLIMIT_FSIZE, &limits) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        })
-    };
-    command.output().unwrap()
-}
-
 #[test]
 fn a_full_disk_stops_a_run_with_a_message_and_loses_nothing() {
     for net in [&MLP, &RESNET, &LSTM] {
         let folder = scratch();
         let whole = files(&net.finish(&folder.path().join("whole")));
-        let largest = whole.values().map(Vec::len).max().unwrap() as u64;
-        let model =
-            whole.iter().find(|(name, _)| name.ends_with("model.safetensors")).unwrap().1.len() as u64;
-        let metrics = whole["metrics.jsonl"].len() as u64;
-        let mut limits = vec![0, 500, metrics / 2, model - 1, largest - 1];
-        limits.sort_unstable();
         let runs = folder.path().join("full");
-        for limit in limits {
-            let output = train_within(net, &runs, limit);
+        for limit in sizes_of_a_disk(&whole) {
+            let output = within(&mut net.train(&runs), limit).output().unwrap();
             let said = message(&output);
             assert_eq!(output.status.code(), Some(1), "{} within {limit} bytes: {said}", net.name);
             assert!(said.contains("File too large") && said.contains('/'), "{said}");

@@ -1,5 +1,7 @@
 //! One run by several processes: the bytes of one, whoever is killed, stopped or different.
-use crate::common::{Draw, LSTM, MLP, Net, RESNET, assert_equal, files, message, scratch};
+use crate::common::{
+    Draw, LSTM, MLP, Net, RESNET, assert_equal, files, message, scratch, sizes_of_a_disk, within,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -159,6 +161,28 @@ fn a_rank_that_hangs_is_named_after_the_limit_and_ended() {
 }
 
 #[test]
+fn a_full_disk_of_the_first_rank_ends_all_and_loses_nothing() {
+    for net in [&MLP, &LSTM] {
+        let folder = scratch();
+        let whole = trained(net, &folder.path().join("whole"), 1);
+        let runs = folder.path().join("full");
+        for limit in sizes_of_a_disk(&whole) {
+            // Ends when the last of them has: they all hold the pipe.
+            let mut command = train(net, &runs, 2);
+            let output = within(command.args(["--rank-limit", "30"]), limit).output().unwrap();
+            let said = message(&output);
+            assert_eq!(output.status.code(), Some(1), "{} within {limit} bytes: {said}", net.name);
+            let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: ")).collect();
+            let [error] = errors[..] else { panic!("not said once: {said}") };
+            assert!(error.starts_with("error: rank 0: ") && error.contains("File too large"), "{said}");
+            assert!(!net.folder(&runs).join("summary.json").exists(), "{limit}");
+        }
+        trained(net, &runs, 3);
+        assert_equal(&net.folder(&runs), &whole, &format!("{} by ranks on a full disk", net.name));
+    }
+}
+
+#[test]
 fn an_interrupt_stops_all_ranks_at_one_step() {
     let folder = scratch();
     let whole = trained_for(&RESNET, &folder.path().join("whole"), 1, LONG);
@@ -217,11 +241,26 @@ fn a_rank_with_other_kernels_is_named() {
 
 /// Each of them would take itself for the only one.
 #[test]
-fn processes_of_an_mpi_launcher_are_refused_without_mpi() {
+fn processes_of_a_launcher_are_refused_without_mpi_unless_each_is_to_be_alone() {
     let folder = scratch();
-    let output = train(&MLP, folder.path(), 1).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(message(&output).contains("TAPER_FEATURES=mpi cargo xtask"), "{}", message(&output));
+    for size in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"] {
+        let output = MLP.train(folder.path()).env(size, "2").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{size}");
+        let said = message(&output);
+        assert!(
+            said.contains("2 processes were started together") && said.contains("TAPER_FEATURES=mpi cargo"),
+            "{said}"
+        );
+        assert!(MLP.find(folder.path()).is_none());
+        let output = train(&MLP, folder.path(), 2).env(size, "2").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{size}");
+        assert!(message(&output).contains("leave it out under mpirun or srun"), "{}", message(&output));
+    }
+    let output = train(&MLP, folder.path(), 1).env("SLURM_STEP_NUM_TASKS", "2").output().unwrap();
+    assert!(output.status.success(), "{}", message(&output));
+    // A script of Slurm's with room for several processes is one itself.
+    let output = MLP.train(folder.path()).env("SLURM_NTASKS", "2").output().unwrap();
+    assert!(output.status.success(), "{}", message(&output));
 }
 
 #[test]

@@ -151,11 +151,23 @@ fn what_a_recipe_asks_of_the_cluster_is_in_the_script_and_no_shell_reads_it() {
     ] {
         assert!(script.lines().any(|found| found == line), "{line} in\n{script}");
     }
-    let ranks = print(&["cluster={ranks: 4, gpus: 1}"]);
-    for part in
-        ["#SBATCH --ntasks=4\n", "#SBATCH --gpus-per-task=1\n", "\nsrun --ntasks=4 --kill-on-bad-exit=1 /"]
-    {
+    let shared = ["cluster={ranks: 4, gpus: 1, mpi: pmix}", "train.shards=8"];
+    let ranks = print(&shared);
+    for part in [
+        "#SBATCH --ntasks=4\n",
+        "#SBATCH --gpus-per-task=1\n",
+        "\nsrun --mpi=pmix --ntasks=4 --cpus-per-task=2 --kill-on-bad-exit=1 /",
+    ] {
         assert!(ranks.contains(part), "{part} in\n{ranks}");
+    }
+    // What every task would end with is said before one is submitted.
+    for (shards, part) in [
+        (shared[1], "talk over MPI, and this taper was built without it"),
+        ("train.shards=6", "6 shards cannot be shared in equal parts by 4 processes"),
+    ] {
+        let output = slurm(&place, "runs", &["--set", shared[0], "--set", shards]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(part), "{}", said(&output));
     }
     let output = slurm(&place, "runs", &["--set", cluster]);
     assert!(output.status.success(), "{}", said(&output));

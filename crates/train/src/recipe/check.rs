@@ -306,6 +306,7 @@ impl Checks<'_> {
         word("time", &cluster.time, &time, times)?;
         word("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T")?;
         word("gpus", &cluster.gpus, &gpus, "a number, or `type:number`")?;
+        word("mpi", &cluster.mpi, &|text| letters(text, "_"), "a name that `srun --mpi=list` shows")?;
         self.at_least_one("cluster.cpus", cluster.cpus)?;
         self.at_least_one("cluster.ranks", cluster.ranks)?;
         for (index, option) in cluster.extra.iter().enumerate() {

@@ -608,6 +608,9 @@ pub struct Cluster {
     /// Processes a run, started by `srun`.
     #[serde(default)]
     pub ranks: Option<u64>,
+    /// How `srun` tells them of each other, its `--mpi`: `pmix` with Open MPI, `pmi2` with MPICH. Slurm's own choice if not given.
+    #[serde(default)]
+    pub mpi: Option<String>,
     /// More options of `sbatch`: `--account=physics`.
     #[serde(default)]
     pub extra: Vec<String>,

@@ -126,7 +126,11 @@ fn script_of(sweep: &Sweep, job: &Job, missing: &[&Run]) -> Result<String, Slurm
         options.iter().map(|option| format!("#SBATCH {}", directive(option))).collect();
     let launch = match ranks {
         1 => String::new(),
-        ranks => format!("srun --ntasks={ranks} --kill-on-bad-exit=1 "),
+        // What a job asks for a task, its steps do not ask for by themselves.
+        ranks => {
+            let mpi = job.cluster.mpi.as_ref().map_or(String::new(), |mpi| format!(" --mpi={mpi}"));
+            format!("srun{mpi} --ntasks={ranks} --cpus-per-task={} --kill-on-bad-exit=1 ", job.cpus)
+        }
     };
     let mut out = String::new();
     // Writing to a String cannot fail.

@@ -215,6 +215,7 @@ mod schedule;
 mod state;
 mod sums;
 mod tensor;
+mod wrapper;
 
 pub use accumulate::Accumulator;
 pub use clip::{global_norm, global_norm_on_device};

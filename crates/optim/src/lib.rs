@@ -203,6 +203,7 @@ mod error;
 mod inner;
 mod matrix;
 mod optimizer;
+mod passes;
 mod power;
 mod precision;
 mod probe;

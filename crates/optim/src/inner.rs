@@ -48,6 +48,16 @@ impl Inner {
         registry.get(&self.name)?.gradients(&self.hyper)
     }
 
+    /// Refuses it if its steps take a second gradient.
+    pub fn one_gradient(&self, registry: &Registry) -> Result<()> {
+        if self.gradients(registry)? == 1 {
+            return Ok(());
+        }
+        let message = "expected an optimizer that takes one gradient a step".to_owned();
+        let (optimizer, key) = (self.of.to_owned(), format!("{}.name", self.key));
+        Err(Error::Hyperparameter { optimizer, key, message })
+    }
+
     /// How far it looks.
     pub fn reach(&self, registry: &Registry) -> Result<Reach> {
         registry.get(&self.name)?.reach(&self.hyper)

@@ -203,6 +203,7 @@ mod error;
 mod inner;
 mod matrix;
 mod optimizer;
+mod passes;
 mod power;
 mod precision;
 mod probe;
@@ -215,6 +216,7 @@ mod schedule;
 mod state;
 mod sums;
 mod tensor;
+mod wrapper;
 
 pub use accumulate::Accumulator;
 pub use clip::{global_norm, global_norm_on_device};

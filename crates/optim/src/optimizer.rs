@@ -268,11 +268,7 @@ pub trait Optimizer: Send {
     }
     /// Chooses how parameters of half precision are trained; before the first step.
     fn set_precision(&mut self, precision: Precision) -> Result<()> {
-        if precision == Precision::default() {
-            return Ok(());
-        }
-        let what = "has no master weights and no stochastic rounding".to_owned();
-        Err(Error::Unsupported { optimizer: self.info().name.to_owned(), what })
+        precision.only_default(self.info())
     }
     /// Hears of the parameters that other processes step: what this one steps is then a part of all. For optimizers of
     /// [`Reach::Sums`](crate::rule::Reach), before the first step.

@@ -1,4 +1,5 @@
 //! Parameters in half precision: how an update is rounded into them, and what is kept beside them.
+use crate::{Error, Info, Result};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,14 @@ impl Precision {
     /// With updates rounded up or down by chance.
     pub fn stochastic(self, seed: u64) -> Self {
         Self { rounding: Rounding::Stochastic { seed }, ..self }
+    }
+    /// Refuses all but the default, for an optimizer that knows nothing else.
+    pub(crate) fn only_default(self, of: &Info) -> Result<()> {
+        if self == Self::default() {
+            return Ok(());
+        }
+        let what = "has no master weights and no stochastic rounding".to_owned();
+        Err(Error::Unsupported { optimizer: of.name.to_owned(), what })
     }
 }
 

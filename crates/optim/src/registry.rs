@@ -1,6 +1,7 @@
 //! Optimizers by name.
 use crate::driver::{Group, compile, configure, fields};
 use crate::rule::{Config, Info, Reach, Reduce, Rule};
+use crate::wrapper::Wrap;
 use crate::{Error, Optim, Optimizer, Result, TensorOptim, TensorRule};
 use candle_core::Var;
 use serde::Serialize;
@@ -431,8 +432,8 @@ impl Registry {
             registry.register::<sf_adamw::SfAdamWRule>()?;
             registry.register::<sf_sgd::SfSgdRule>()?;
             registry.family = Some(Family::Wrapper);
-            registry.register_factory(&lookahead::LOOKAHEAD, lookahead::LookaheadFactory)?;
-            registry.register_factory(&sam::SAM, sam::SamFactory)?;
+            registry.register_factory(&lookahead::LOOKAHEAD, Wrap::<lookahead::Lookahead>::default())?;
+            registry.register_factory(&sam::SAM, Wrap::<sam::Sam>::default())?;
             registry.family = None;
             Ok(())
         };

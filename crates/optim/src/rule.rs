@@ -153,6 +153,20 @@ pub trait Config:
     fn check(&self) -> Result<(), Invalid>;
 }
 
+/// Of a [`Rule`] or a [`TensorRule`](crate::TensorRule) with one name: `names` and `info`.
+macro_rules! one_name {
+    ($info:ident) => {
+        fn names() -> Vec<(&'static crate::Info, Self::Config)> {
+            vec![(&$info, Self::Config::default())]
+        }
+
+        fn info(_: &Self::Config) -> &'static crate::Info {
+            &$info
+        }
+    };
+}
+pub(crate) use one_name;
+
 /// Refuses `value` unless `ok`; for [`Config::check`].
 pub fn require(ok: bool, key: &'static str, expected: &str, found: f64) -> Result<(), Invalid> {
     if ok { Ok(()) } else { Err(Invalid { key, message: format!("expected {expected}, found {found}") }) }

@@ -1,13 +1,13 @@
 //! Sums over whole tensors in f64, in one fixed order: the same bits for any number of threads.
 use crate::Result;
-use crate::driver::cpu::team;
+use crate::driver::cpu::{team, vectorized};
 use crate::driver::team::Parts;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
 /// Elements summed by one thread at a time.
-const CHUNK: usize = 32 * 1024;
+pub(crate) const CHUNK: usize = 32 * 1024;
 /// Independent sums inside a chunk, so that additions need not wait for each other.
-const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Σ ab.
 pub(crate) fn dot(a: &Tensor, b: &Tensor) -> Result<f64> {
@@ -77,13 +77,22 @@ fn chunks<F: Copy + Into<f64> + Sync>(
     join: impl Fn(f64, f64) -> f64 + Sync,
 ) -> f64 {
     let chunk = |a: &[F], b: &[F]| {
-        let mut lanes = [0f64; LANES];
-        for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
-            for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
-                *lane = join(*lane, of((*a).into(), (*b).into()));
-            }
-        }
-        lanes.into_iter().fold(0.0, &join)
+        vectorized(
+            #[inline(always)]
+            || {
+                let mut lanes = [0f64; LANES];
+                let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+                for (a, b) in a.iter().zip(b) {
+                    for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+                        *lane = join(*lane, of((*a).into(), (*b).into()));
+                    }
+                }
+                for ((lane, a), b) in lanes.iter_mut().zip(a_tail).zip(b_tail) {
+                    *lane = join(*lane, of((*a).into(), (*b).into()));
+                }
+                lanes.into_iter().fold(0.0, &join)
+            },
+        )
     };
     let count = a.len().div_ceil(CHUNK);
     let mut partial = vec![0.0; count];

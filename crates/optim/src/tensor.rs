@@ -22,6 +22,8 @@ use std::fmt::Debug;
 pub struct Memory {
     /// Tensors of any shape. Names have no dot.
     pub tensors: BTreeMap<&'static str, Tensor>,
+    /// Tensors of one shape, the oldest first: a history that need not be copied to grow. Saved as one tensor.
+    pub lists: BTreeMap<&'static str, Vec<Tensor>>,
     /// Numbers.
     pub numbers: BTreeMap<&'static str, f64>,
 }
@@ -60,7 +62,7 @@ pub struct TensorParam<'a, C> {
     pub g: Tensor,
     /// What the rule keeps for it. Changes count if the step succeeds.
     pub memory: Memory,
-    new: Option<Tensor>,
+    pub(crate) new: Option<Tensor>,
 }
 
 impl<C> TensorParam<'_, C> {
@@ -105,6 +107,8 @@ pub trait TensorRule: Debug + Send + Sync + 'static {
     const REACH: Reach = Reach::All;
     /// Names of what it keeps in [`TensorStep::shared`].
     const SHARED: &'static [&'static str] = &[];
+    /// Those of all its names that are [`Memory::lists`].
+    const LISTS: &'static [&'static str] = &[];
 
     /// The names this rule is registered under, each with its defaults.
     fn names() -> Vec<(&'static Info, Self::Config)>;
@@ -370,7 +374,8 @@ impl<R: TensorRule> TensorOptim<R> {
 
     /// Memory that shares no storage with a parameter, whose change would change it.
     fn own(&self, mut memory: Memory) -> Result<Memory> {
-        for (name, tensor) in &mut memory.tensors {
+        let lists = memory.lists.iter_mut().flat_map(|(name, list)| list.iter_mut().map(move |t| (name, t)));
+        for (name, tensor) in memory.tensors.iter_mut().chain(lists) {
             if name.contains('.') {
                 return Err(wrong(format!(
                     "expected a name without a dot for what a rule keeps, found `{name}`"
@@ -560,6 +565,11 @@ impl<R: TensorRule> Optimizer for TensorOptim<R> {
             for (name, tensor) in &memory.tensors {
                 state.tensors.insert(format!("{of}.{name}"), tensor.to_device(&Device::Cpu)?);
             }
+            for (name, list) in memory.lists.iter().filter(|(_, list)| !list.is_empty()) {
+                state
+                    .tensors
+                    .insert(format!("{of}.{name}"), Tensor::stack(list, 0)?.to_device(&Device::Cpu)?);
+            }
             Ok(())
         };
         tensors(SHARED, &self.shared)?;
@@ -593,7 +603,14 @@ impl<R: TensorRule> Optimizer for TensorOptim<R> {
             for name in names {
                 let key = format!("{of}.{name}");
                 if let Some(tensor) = state.tensors.get(&key) {
-                    memory.tensors.insert(name, tensor.to_device(device)?);
+                    let tensor = tensor.to_device(device)?;
+                    if R::LISTS.contains(name) && tensor.rank() > 0 {
+                        // Copies: one that is forgotten is to leave memory.
+                        let list = (0..tensor.dim(0)?).map(|i| tensor.get(i)?.copy());
+                        memory.lists.insert(name, list.collect::<candle_core::Result<_>>()?);
+                    } else {
+                        memory.tensors.insert(name, tensor);
+                    }
                     known.insert(key);
                 }
                 if let Some(number) = numbers.get(*name) {

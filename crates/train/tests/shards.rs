@@ -461,3 +461,31 @@ fn a_finished_run_is_known_to_all() {
     let before = train(&recipe, folder.path(), 2);
     assert_equal(&train(&recipe, folder.path(), 3), &before, "trained before");
 }
+
+/// Wrappers and rules for whole tensors, whose state is whole in every process; frozen parameters; and averaged SGD.
+#[test]
+fn every_kind_of_optimizer_is_the_same_for_any_number_of_ranks() {
+    let with = |optimizer: &str, train: &str| {
+        format!(
+            "
+data: {{name: synthetic-images, train: 36, test: 12, classes: 4, batch_size: 18, val: 0.25}}
+model: {{name: mlp, hidden: [5]}}
+optimizer: {{name: {optimizer}}}
+train: {{epochs: 3, shards: 12, select: val, log_every: 1{train}}}
+"
+        )
+    };
+    for optimizer in [
+        "aegd, lr: 0.05",
+        "lbfgs, lr: 0.1",
+        "lookahead, k: 2, inner: {name: decgd, lr: 0.05}",
+        "muon, lr: 0.01, rest: {name: lion, lr: 0.001}",
+        "prodigy",
+        "sam, inner: {name: sgdm, lr: 0.05}",
+        "lookahead, k: 2, inner: {name: sam, adaptive: true, inner: {name: adam, lr: 0.01}}",
+    ] {
+        same_for(&with(optimizer, ""), &[3]);
+    }
+    same_for(&with("sam, inner: {name: muon, lr: 0.01}", ", freeze: ['*.bias']"), &[4]);
+    same_for(&with("sgd, lr: 0.5", ", average: {kind: asgd, window: 1}"), &[3]);
+}

@@ -78,7 +78,7 @@ enum Grad<'a, E: Element> {
 }
 
 /// A dtype of parameters.
-trait Element: WithDType {
+pub(crate) trait Element: WithDType {
     /// What updates are computed and state is kept in.
     type Compute: Real + WithDType;
     fn slice_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
@@ -93,7 +93,7 @@ trait Element: WithDType {
 }
 
 /// A piece of one parameter with all that its update touches.
-struct Piece<'a, E: Element> {
+pub(crate) struct Piece<'a, E: Element> {
     gradient: usize,
     /// The place of its first element in the parameter.
     start: usize,
@@ -526,7 +526,7 @@ fn widen<F: Real>(x: F) -> f64 {
 
 /// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
-fn vectorized<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn vectorized<T>(f: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
@@ -581,7 +581,7 @@ pub(crate) fn sum_of_squares(grad: &Tensor) -> Result<f64> {
 }
 
 /// The elements of a contiguous tensor.
-fn slice<'a, E: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E]> {
+pub(crate) fn slice<'a, E: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a [E]> {
     let Storage::Cpu(storage) = storage else { candle_core::bail!("expected a tensor on the CPU") };
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice()?[start..end]),
@@ -591,7 +591,7 @@ fn slice<'a, E: WithDType>(storage: &'a Storage, layout: &Layout) -> Result<&'a 
 
 /// Holds the write lock of a parameter and calls `f` with its elements: candle lends a storage mutably only inside an
 /// in-place op.
-fn borrow<E: Element>(var: &Tensor, f: &mut dyn FnMut(&mut [E])) -> Result<()> {
+pub(crate) fn borrow<E: Element>(var: &Tensor, f: &mut dyn FnMut(&mut [E])) -> Result<()> {
     var.inplace_op1(&Borrow(Cell::new(Some(f))))
 }
 

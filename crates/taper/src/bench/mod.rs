@@ -188,8 +188,8 @@ mod tests {
         let all = count(&["optim"]).unwrap();
         assert!(count(&[]).unwrap() > all);
         assert_eq!(count(&["optim/decgd"]).unwrap(), 2);
-        // And Muon on a matrix.
-        assert_eq!(count(&["optim/*/one"]).unwrap() * 2 + 1, all);
+        // And Muon and SOAP on matrices.
+        assert_eq!(count(&["optim/*/one"]).unwrap() * 2 + 5, all);
         assert_eq!(count(&["optim/adam", "optim/adam/one"]).unwrap(), 2);
         assert_eq!(count(&["resnet18-step/128"]).unwrap(), 2);
         let error = count(&["optm"]).unwrap_err().to_string();

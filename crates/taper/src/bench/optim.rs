@@ -1,7 +1,7 @@
 //! One step of every optimizer over 24 million f32 parameters: in one tensor, and in the 110 tensors of a ResNet-34.
 //!
-//! A step is bound by memory, so that it is measured in bytes it must move, beside a plain copy on all threads. Muon's is bound
-//! by its products: it is also measured on one matrix, in operations.
+//! A step is bound by memory, so that it is measured in bytes it must move, beside a plain copy on all threads. Those of Muon and
+//! SOAP are bound by their products and factorisations: they are also measured on matrices, in operations and steps.
 use super::{BenchError, Case, Make, Prepared, Work, device};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
@@ -15,6 +15,9 @@ type Shapes = Vec<Vec<usize>>;
 const ONE: usize = 24_000_000;
 /// A convolution of 512 filters over 512 channels, as a matrix.
 const MATRIX: [usize; 2] = [512, 4608];
+/// The side of a matrix with SOAP's bases, and what is measured of them.
+const BASIS: usize = 512;
+const BASES: [&str; 3] = ["eigen", "qr", "step"];
 
 /// The tensors of a CIFAR ResNet-34.
 fn resnet34() -> Shapes {
@@ -88,22 +91,42 @@ pub fn cases() -> Vec<Case> {
     let pairs = layouts.iter().flat_map(|layout| named.iter().map(move |named| (layout, named)));
     let mut all: Vec<Case> =
         pairs.map(|(layout, (label, optimizer, config))| case(label, optimizer, config, layout)).collect();
-    all.push(newton_schulz());
+    all.extend([newton_schulz("", "muon"), newton_schulz("-bf16", "muon-bf16")]);
+    all.extend(BASES.map(soap));
     all
 }
 
-/// A step of Muon on one matrix: five times X Xᵀ, its square, and their product with X.
-fn newton_schulz() -> Case {
+/// A step of Muon on one matrix: five times X Xᵀ, its square, and their product with X. PyTorch does the same in f32 (`muon`), or
+/// is its own Muon, which iterates in bf16 (`muon-bf16`).
+fn newton_schulz(label: &str, peer: &str) -> Case {
     let [n, m] = MATRIX.map(|n| n as f64);
     Case {
-        name: format!("optim/muon/{}x{}", MATRIX[0], MATRIX[1]),
+        name: format!("optim/muon{label}/{}x{}", MATRIX[0], MATRIX[1]),
         unit: "GFLOP/s",
         amount: 5.0 * (4.0 * n * n * m + 2.0 * n * n * n) * 1e-9,
         repeat: 1,
-        peer: Some(json!({"work": "optim", "optimizer": "muon", "shapes": [MATRIX]})),
-        prepare: Box::new(|| {
-            let ours = step("muon", &Map::new(), &vec![MATRIX.to_vec()])?;
-            Ok(Prepared { ours, beside: Vec::new() })
+        peer: Some(json!({"work": "optim", "optimizer": peer, "shapes": [MATRIX]})),
+        prepare: Box::new(|| Ok(Prepared::alone(step("muon", &Map::new(), &vec![MATRIX.to_vec()])?))),
+    }
+}
+
+/// What SOAP's bases cost on a square matrix: `eigen`, a first step, which is their eigenvectors; `qr`, a step that makes them
+/// orthonormal again; `step`, one that leaves them alone. PyTorch takes the same steps with LAPACK in f64.
+fn soap(what: &'static str) -> Case {
+    let shapes = vec![vec![BASIS, BASIS]];
+    Case {
+        name: format!("optim/soap-{what}/{BASIS}x{BASIS}"),
+        unit: "steps/s",
+        amount: 1.0,
+        repeat: 1,
+        peer: Some(json!({"work": "optim", "optimizer": "soap", "what": what, "shapes": shapes})),
+        prepare: Box::new(move || {
+            let every = if what == "qr" { 1 } else { 1_000_000 };
+            let config = json!({"precondition_frequency": every}).as_object().cloned().unwrap_or_default();
+            Ok(Prepared::alone(match what {
+                "eigen" => Box::new(move || step("soap", &config, &shapes).map(drop)),
+                _ => step("soap", &config, &shapes)?,
+            }))
         }),
     }
 }
@@ -147,24 +170,32 @@ fn step(optimizer: &str, config: &Map<String, Value>, shapes: &Shapes) -> Result
         gradients.push((var.clone(), Tensor::from_vec(wave(0.001), shape.clone(), device())?));
         params.push((i.to_string(), var));
     }
+    let history = optimizer == "lbfgs";
     let mut optimizer = Registry::builtin().build(optimizer, params, config)?;
-    let store = move || {
+    let store = |gradients: &[(Var, Tensor)]| {
         let mut grads = GradStore::default();
-        for (var, gradient) in &gradients {
-            grads.insert(var, gradient.clone());
-        }
+        gradients.iter().for_each(|(var, gradient)| drop(grads.insert(var, gradient.clone())));
         grads
     };
-    let grads = store();
+    // A gradient that never changes gives L-BFGS no history. With one that alternates with its half, every other step adds a pair;
+    // a rate of one half then keeps steps as long as they are.
+    let mut grads = vec![store(&gradients)];
+    let (lr, warm) = if history { (0.5, 22) } else { (1e-4, 1) };
+    if history {
+        let halves = gradients.iter().map(|(var, gradient)| Ok((var.clone(), (gradient * 0.5)?)));
+        grads.push(store(&halves.collect::<Result<Vec<_>, BenchError>>()?));
+    }
     // As the training loop, which knows the norm of the gradients before.
-    let context = StepContext::new().loss(1.0).lr(1e-4).finite();
-    // Of two gradients the second costs nothing here: a network computes it.
+    let context = StepContext::new().loss(1.0).lr(lr).finite();
+    let mut turn = 0;
     let mut work = move || {
-        let mut again = || Ok(Evaluated { grads: store(), loss: None });
-        Ok(optimizer.step_twice(&grads, &context, &mut again)?)
+        turn += 1;
+        // Of two gradients the second costs nothing here: a network computes it.
+        let mut again = || Ok(Evaluated { grads: store(&gradients), loss: None });
+        Ok(optimizer.step_twice(&grads[turn % grads.len()], &context, &mut again)?)
     };
-    // The first step touches the state's memory for the first time.
-    work()?;
+    // The first steps touch the state's memory for the first time.
+    (0..warm).try_for_each(|_| work())?;
     Ok(Box::new(work))
 }
 
@@ -181,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_optimizer_is_measured_in_both_layouts() {
-        // And Muon on a matrix.
-        assert_eq!(cases().len(), 2 * (Registry::builtin().list("*").unwrap().count() + 1) + 1);
+        // And Muon and SOAP on matrices.
+        assert_eq!(cases().len(), 2 * (Registry::builtin().list("*").unwrap().count() + 1) + 5);
     }
 }

@@ -18,12 +18,32 @@ def optim(task):
     name = task["optimizer"]
     if name == "muon":
         return muon(params[0])
+    if name == "soap":
+        return soap(params[0], task["what"])
     if name == "lbfgs":
-        lbfgs = torch.optim.LBFGS(params, lr=1e-4, max_iter=1, history_size=10)
-        return lambda: lbfgs.step(lambda: torch.tensor(1.0))
-    kinds = {"adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "adamax": "Adamax", "adafactor": "Adafactor"}
-    best = {"fused": True} if name in ("adam", "adamw") else {"foreach": True}
+        return lbfgs(params)
+    kinds = {
+        "adam": "Adam", "adamw": "AdamW", "nadam": "NAdam", "adamax": "Adamax", "adafactor": "Adafactor",
+        "muon-bf16": "Muon",
+    }
+    best = {"fused": True} if name in ("adam", "adamw") else {} if name == "muon-bf16" else {"foreach": True}
     return getattr(torch.optim, kinds[name])(params, lr=1e-4, **best).step
+
+
+def lbfgs(params):
+    """Steps with a history of ten pairs: as in our own benchmark, gradients alternate with their halves, at a rate of one half."""
+    optimizer = torch.optim.LBFGS(params, lr=0.5, max_iter=1, history_size=10)
+    grads = [[param.grad for param in params], [param.grad / 2 for param in params]]
+
+    def step():
+        for param, grad in zip(params, grads[0]):
+            param.grad = grad
+        grads.reverse()
+        optimizer.step(lambda: torch.tensor(1.0))
+
+    for _ in range(22):
+        step()
+    return step
 
 
 def muon(param, lr=1e-4, momentum=0.95, decay=0.1, coefficients=(3.4445, -4.775, 2.0315)):
@@ -40,6 +60,36 @@ def muon(param, lr=1e-4, momentum=0.95, decay=0.1, coefficients=(3.4445, -4.775,
             gram = x @ x.T
             x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
         param.mul_(1 - lr * decay).add_(x, alpha=-lr)
+
+    return step
+
+
+def soap(param, what, lr=1e-4, beta=0.95, eps=1e-8, decay=0.01):
+    """A step of SOAP on a matrix, factored by LAPACK in float64 as the reference trajectories are."""
+    m, v, t = torch.zeros_like(param), torch.zeros_like(param), 0
+    left, right = torch.zeros(2, *param.shape)
+    bases = None
+
+    @torch.no_grad()
+    def step():
+        nonlocal bases, v, t
+        g, t = param.grad, t + 1
+        eigen = bases is None or what == "eigen"
+        if not eigen:
+            q, r = bases
+            m.lerp_(g, 1 - beta)
+            v.mul_(beta).addcmul_(q.T @ g @ r, q.T @ g @ r, value=1 - beta)
+            u = q @ ((q.T @ m @ r) / v.sqrt().add_(eps)) @ r.T
+            param.sub_(u, alpha=lr * (1 - beta**t) ** 0.5 / (1 - beta**t)).mul_(1 - lr * decay)
+        left.lerp_(g @ g.T, 1 - beta)
+        right.lerp_(g.T @ g, 1 - beta)
+        if eigen:
+            bases = [torch.linalg.eigh(k.double())[1].flip(1).float() for k in (left, right)]
+        elif what == "qr":
+            moved = [left @ bases[0], right @ bases[1]]
+            orders = [(basis * k).sum(0).argsort(descending=True) for basis, k in zip(bases, moved)]
+            v = v[orders[0]][:, orders[1]]
+            bases = [torch.linalg.qr(k[:, order].double())[0].float() for k, order in zip(moved, orders)]
 
     return step
 

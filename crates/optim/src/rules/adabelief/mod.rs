@@ -129,13 +129,7 @@ impl Rule for AdaBeliefRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<AdaBeliefScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, AdaBeliefConfig)> {
-        vec![(&ADABELIEF, AdaBeliefConfig::default())]
-    }
-
-    fn info(_: &AdaBeliefConfig) -> &'static Info {
-        &ADABELIEF
-    }
+    crate::rule::one_name!(ADABELIEF);
 
     fn buffers(config: &AdaBeliefConfig) -> &'static [&'static str] {
         if config.amsgrad { &["m", "s", "s_max"] } else { &["m", "s"] }

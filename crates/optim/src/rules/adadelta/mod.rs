@@ -88,13 +88,7 @@ impl Rule for AdaDeltaRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<AdaDeltaScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, AdaDeltaConfig)> {
-        vec![(&ADADELTA, AdaDeltaConfig::default())]
-    }
-
-    fn info(_: &AdaDeltaConfig) -> &'static Info {
-        &ADADELTA
-    }
+    crate::rule::one_name!(ADADELTA);
 
     fn buffers(_: &AdaDeltaConfig) -> &'static [&'static str] {
         &["square_avg", "delta_avg"]

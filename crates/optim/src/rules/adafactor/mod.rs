@@ -34,11 +34,13 @@
 //! - No first moment.
 //!
 //! Reference: *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, arXiv:1804.04235.
-use crate::rule::{Config, Info, Invalid, Reach, ranges, require};
+use crate::rule::{Config, Info, Invalid, Reach, Real, ranges, require};
 use crate::sums::squares;
-use crate::{Result, TensorRule, TensorStep};
-use candle_core::{D, DType, Tensor};
+use crate::{Result, TensorParam, TensorRule, TensorStep};
+use candle_core::{D, DType, Tensor, WithDType};
 use serde::{Deserialize, Serialize};
+
+mod cpu;
 
 /// Hyperparameters of Adafactor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,22 +93,11 @@ const ADAFACTOR: Info = Info {
     formula: "R, C ← means of g² by row and column; u = g/√(RC/R̄); x ← x - max(ε₂, RMS x) min(η, 1/√t) u/max(1, RMS(u)/d)",
 };
 
-/// The root of the mean square of all elements; 0 of none.
-fn rms(t: &Tensor) -> Result<f64> {
-    Ok((squares(t)? / t.elem_count().max(1) as f64).sqrt())
-}
-
 impl TensorRule for AdafactorRule {
     type Config = AdafactorConfig;
     const REACH: Reach = Reach::Parameter;
 
-    fn names() -> Vec<(&'static Info, AdafactorConfig)> {
-        vec![(&ADAFACTOR, AdafactorConfig::default())]
-    }
-
-    fn info(_: &AdafactorConfig) -> &'static Info {
-        &ADAFACTOR
-    }
+    crate::rule::one_name!(ADAFACTOR);
 
     fn buffers(_: &AdafactorConfig) -> &'static [&'static str] {
         &["row", "column", "v"]
@@ -118,34 +109,160 @@ impl TensorRule for AdafactorRule {
 
     fn step(step: &mut TensorStep<AdafactorConfig>) -> Result<()> {
         for p in &mut step.params {
-            let c = p.config;
             if p.x.elem_count() == 0 {
                 continue;
             }
-            let machine = if p.x.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
-            let eps1 = c.eps1.unwrap_or(machine);
-            let t = p.t as f64;
-            let w = libm::pow(t, c.beta2_decay);
-            let rate = rms(&p.x)?.max(c.eps2) * p.lr.min(1.0 / t.sqrt());
-            let x = (&p.x * (1.0 - p.lr * c.weight_decay))?;
-            let square = p.g.sqr()?;
-            let mut average = |name, new: Tensor| -> Result<Tensor> {
-                let kept = ((p.memory.tensor(name, &new)? * (1.0 - w))? + (new * w)?)?;
-                p.memory.tensors.insert(name, kept.clone());
-                Ok(kept)
+            let s = Scalars::new(p.config, p.t, p.lr, p.x.dtype());
+            let shapes = match *p.x.dims() {
+                [.., rows, columns] => Some((rows, columns)),
+                _ => None,
             };
-            let v = if p.x.rank() < 2 {
-                average("v", square)?
-            } else {
-                let row = average("row", square.mean_keepdim(D::Minus1)?)?;
-                let column = average("column", square.mean_keepdim(D::Minus2)?)?;
-                let scale = row.mean_keepdim(D::Minus2)?.maximum(eps1)?;
-                row.broadcast_mul(&column)?.broadcast_div(&scale)?
+            let (x, means) = match (p.x.device().is_cpu() && p.x.is_contiguous(), p.x.dtype()) {
+                (true, DType::F64) => fused::<f64>(&s, shapes, p)?,
+                (true, DType::F32) => fused::<f32>(&s, shapes, p)?,
+                _ => composed(&s, shapes, p)?,
             };
-            let u = (&p.g / v.sqrt()?.maximum(eps1)?)?;
-            let limit = (rms(&u)? / c.d).max(1.0);
-            p.set((x - (u * (rate / limit))?)?);
+            p.set(x);
+            p.memory.tensors.extend(means);
         }
         Ok(())
+    }
+}
+
+/// The numbers of a step on one parameter.
+struct Scalars {
+    /// The weight of new squares.
+    w: f64,
+    /// What the parameter is multiplied by.
+    decay: f64,
+    eps1: f64,
+    eps2: f64,
+    d: f64,
+    /// min(η, 1/√t).
+    lr: f64,
+}
+
+impl Scalars {
+    fn new(c: &AdafactorConfig, t: u64, lr: f64, dtype: DType) -> Self {
+        let machine = if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+        let t = t as f64;
+        Self {
+            w: libm::pow(t, c.beta2_decay),
+            decay: 1.0 - lr * c.weight_decay,
+            eps1: c.eps1.unwrap_or(machine),
+            eps2: c.eps2,
+            d: c.d,
+            lr: lr.min(1.0 / t.sqrt()),
+        }
+    }
+
+    /// What u is multiplied by, from Σ x² and Σ u² over n elements.
+    fn step(&self, xx: f64, uu: f64, n: usize) -> f64 {
+        let rms = |squares: f64| (squares / n as f64).sqrt();
+        rms(xx).max(self.eps2) * self.lr / (rms(uu) / self.d).max(1.0)
+    }
+}
+
+type Param<'a> = TensorParam<'a, AdafactorConfig>;
+/// The new parameter, and what is kept.
+type Stepped = (Tensor, Vec<(&'static str, Tensor)>);
+
+/// In a few passes over memory.
+fn fused<F: Real + WithDType>(s: &Scalars, shapes: Option<(usize, usize)>, p: &Param) -> Result<Stepped> {
+    let kept = |name: &str, shape: &[usize]| -> Result<Tensor> {
+        Ok(match p.memory.tensors.get(name) {
+            Some(kept) => kept.contiguous()?,
+            None => Tensor::zeros(shape, p.x.dtype(), p.x.device())?,
+        })
+    };
+    let Some((rows, columns)) = shapes else {
+        let [x, v] = cpu::vector::<F>(s, &p.x, &p.g, &kept("v", p.x.dims())?)?;
+        return Ok((x.reshape(p.x.shape())?, vec![("v", v.reshape(p.x.shape())?)]));
+    };
+    let (mut of_rows, mut of_columns) = (p.x.dims().to_vec(), p.x.dims().to_vec());
+    (of_rows[p.x.rank() - 1], of_columns[p.x.rank() - 2]) = (1, 1);
+    let (row, column) = (kept("row", &of_rows)?, kept("column", &of_columns)?);
+    let [x, row, column] = cpu::matrices::<F>(s, (rows, columns), [&p.x, &p.g, &row, &column])?;
+    Ok((
+        x.reshape(p.x.shape())?,
+        vec![("row", row.reshape(of_rows)?), ("column", column.reshape(of_columns)?)],
+    ))
+}
+
+/// In candle's ops, on any device.
+fn composed(s: &Scalars, shapes: Option<(usize, usize)>, p: &Param) -> Result<Stepped> {
+    let square = p.g.sqr()?;
+    let average = |name, new: Tensor| -> Result<Tensor> {
+        Ok(((p.memory.tensor(name, &new)? * (1.0 - s.w))? + (new * s.w)?)?)
+    };
+    let (v, kept) = if shapes.is_none() {
+        let v = average("v", square)?;
+        (v.clone(), vec![("v", v)])
+    } else {
+        let row = average("row", square.mean_keepdim(D::Minus1)?)?;
+        let column = average("column", square.mean_keepdim(D::Minus2)?)?;
+        let scale = row.mean_keepdim(D::Minus2)?.maximum(s.eps1)?;
+        let v = row.broadcast_mul(&column)?.broadcast_div(&scale)?;
+        (v, vec![("row", row), ("column", column)])
+    };
+    let u = (&p.g / v.sqrt()?.maximum(s.eps1)?)?;
+    let step = s.step(squares(&p.x)?, squares(&u)?, p.x.elem_count());
+    Ok((((&p.x * s.decay)? - (u * step)?)?, kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+    use candle_core::Device;
+
+    fn wave(shape: &[usize], step: usize, dtype: DType) -> Tensor {
+        let n: usize = shape.iter().product();
+        let values = (0..n).map(|i| ((i * step % 1009) as f64 - 503.7) / 512.0).collect();
+        Tensor::from_vec(values, shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    }
+
+    /// Two steps of each kind: vectors, small and large matrices, rows longer than a strip, batches.
+    #[test]
+    fn passes_agree_with_ops_and_do_not_depend_on_threads() {
+        let config = AdafactorConfig { weight_decay: 0.1, ..Default::default() };
+        let shapes: [&[usize]; 8] =
+            [&[], &[70_001], &[1, 1], &[5, 3], &[700, 500], &[3, 2500], &[40, 50, 3, 3], &[2, 600, 513]];
+        for (shape, dtype) in shapes.into_iter().flat_map(|s| [(s, DType::F32), (s, DType::F64)]) {
+            let run = |fuse: bool, threads: usize| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let (mut x, mut memory) = (wave(shape, 7919, dtype), Memory::default());
+                for t in 1..=2 {
+                    let g = wave(shape, 31 * t as usize, dtype);
+                    let (lr, momentum, new) = (0.01, 0.0, None);
+                    let p = TensorParam { name: "x", config: &config, t, lr, momentum, x, g, memory, new };
+                    let s = Scalars::new(&config, t, lr, dtype);
+                    let shapes = (shape.len() > 1).then(|| (shape[shape.len() - 2], shape[shape.len() - 1]));
+                    let kept;
+                    (x, kept) = match (fuse, dtype) {
+                        (false, _) => composed(&s, shapes, &p).unwrap(),
+                        (true, DType::F64) => pool.install(|| fused::<f64>(&s, shapes, &p).unwrap()),
+                        (true, _) => pool.install(|| fused::<f32>(&s, shapes, &p).unwrap()),
+                    };
+                    memory = p.memory;
+                    memory.tensors.extend(kept);
+                }
+                [x].into_iter().chain(memory.tensors.into_values()).collect::<Vec<_>>()
+            };
+            let values =
+                |t: &Tensor| t.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap();
+            let (ops, one) = (run(false, 1), run(true, 1));
+            // Sums of a few thousand roundings of numbers near 1.
+            let near = if dtype == DType::F64 { 1e-12 } else { 2e-5 };
+            for (ops, one) in ops.iter().zip(&one) {
+                assert_eq!(ops.dims(), one.dims());
+                let apart = values(ops).into_iter().zip(values(one)).map(|(a, b): (f64, f64)| (a - b).abs());
+                let apart = apart.fold(0.0, f64::max);
+                assert!(apart < near, "{shape:?} {dtype:?}: {apart}");
+            }
+            let bits =
+                |all: &[Tensor]| -> Vec<u64> { all.iter().flat_map(&values).map(f64::to_bits).collect() };
+            assert!([2, 3].into_iter().all(|threads| bits(&run(true, threads)) == bits(&one)), "{shape:?}");
+        }
     }
 }

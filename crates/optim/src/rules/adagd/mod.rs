@@ -89,13 +89,7 @@ impl Rule for AdaGdRule {
     const MEMORY: &'static [&'static str] = &["lambda", "theta"];
     const REDUCE: Option<Reduce> = Some(Reduce::Together(moved_and_turned));
 
-    fn names() -> Vec<(&'static Info, AdaGdConfig)> {
-        vec![(&ADAGD, AdaGdConfig::default())]
-    }
-
-    fn info(_: &AdaGdConfig) -> &'static Info {
-        &ADAGD
-    }
+    crate::rule::one_name!(ADAGD);
 
     fn buffers(_: &AdaGdConfig) -> &'static [&'static str] {
         &["x_prev", "g_prev"]

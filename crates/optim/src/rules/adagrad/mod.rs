@@ -89,13 +89,7 @@ impl Rule for AdaGradRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<AdaGradScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, AdaGradConfig)> {
-        vec![(&ADAGRAD, AdaGradConfig::default())]
-    }
-
-    fn info(_: &AdaGradConfig) -> &'static Info {
-        &ADAGRAD
-    }
+    crate::rule::one_name!(ADAGRAD);
 
     fn buffers(_: &AdaGradConfig) -> &'static [&'static str] {
         &["sum"]

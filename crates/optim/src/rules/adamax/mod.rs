@@ -96,13 +96,7 @@ impl Rule for AdamaxRule {
     const OBSERVE: Option<Observed<AdamaxScalars>> =
         Some(Observed { name: "denominator", of: |_, state| state[1] });
 
-    fn names() -> Vec<(&'static Info, AdamaxConfig)> {
-        vec![(&ADAMAX, AdamaxConfig::default())]
-    }
-
-    fn info(_: &AdamaxConfig) -> &'static Info {
-        &ADAMAX
-    }
+    crate::rule::one_name!(ADAMAX);
 
     fn buffers(_: &AdamaxConfig) -> &'static [&'static str] {
         &["m", "u"]

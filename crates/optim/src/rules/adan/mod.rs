@@ -120,13 +120,7 @@ impl Rule for AdanRule {
     const OBSERVE: Option<Observed<AdanScalars>> =
         Some(Observed { name: "denominator", of: |s, state| state[2].sqrt() * s.root_correction + s.eps });
 
-    fn names() -> Vec<(&'static Info, AdanConfig)> {
-        vec![(&ADAN, AdanConfig::default())]
-    }
-
-    fn info(_: &AdanConfig) -> &'static Info {
-        &ADAN
-    }
+    crate::rule::one_name!(ADAN);
 
     fn buffers(_: &AdanConfig) -> &'static [&'static str] {
         &["m", "d", "n", "g_prev"]

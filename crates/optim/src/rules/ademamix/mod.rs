@@ -157,13 +157,7 @@ impl Rule for AdEmaMixRule {
     const OBSERVE: Option<Observed<AdEmaMixScalars>> =
         Some(Observed { name: "denominator", of: |s, state| state[2].sqrt() * s.root_correction + s.eps });
 
-    fn names() -> Vec<(&'static Info, AdEmaMixConfig)> {
-        vec![(&ADEMAMIX, AdEmaMixConfig::default())]
-    }
-
-    fn info(_: &AdEmaMixConfig) -> &'static Info {
-        &ADEMAMIX
-    }
+    crate::rule::one_name!(ADEMAMIX);
 
     fn buffers(_: &AdEmaMixConfig) -> &'static [&'static str] {
         &["m", "slow", "v"]

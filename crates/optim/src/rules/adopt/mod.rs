@@ -122,13 +122,7 @@ impl Rule for AdoptRule {
     const OBSERVE: Option<Observed<AdoptScalars>> =
         Some(Observed { name: "next denominator", of: |s, state| state[1].sqrt().max(s.eps) });
 
-    fn names() -> Vec<(&'static Info, AdoptConfig)> {
-        vec![(&ADOPT, AdoptConfig::default())]
-    }
-
-    fn info(_: &AdoptConfig) -> &'static Info {
-        &ADOPT
-    }
+    crate::rule::one_name!(ADOPT);
 
     fn buffers(_: &AdoptConfig) -> &'static [&'static str] {
         &["m", "v"]

@@ -110,13 +110,7 @@ const LAMB: Info = Info {
 impl TensorRule for LambRule {
     type Config = LambConfig;
 
-    fn names() -> Vec<(&'static Info, LambConfig)> {
-        vec![(&LAMB, LambConfig::default())]
-    }
-
-    fn info(_: &LambConfig) -> &'static Info {
-        &LAMB
-    }
+    crate::rule::one_name!(LAMB);
 
     fn buffers(_: &LambConfig) -> &'static [&'static str] {
         &["m", "v"]

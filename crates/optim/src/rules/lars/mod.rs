@@ -130,13 +130,7 @@ impl Rule for LarsRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const REDUCE: Option<Reduce> = Some(Reduce::Each(|x, g, _| [x * x, g * g]));
 
-    fn names() -> Vec<(&'static Info, LarsConfig)> {
-        vec![(&LARS, LarsConfig::default())]
-    }
-
-    fn info(_: &LarsConfig) -> &'static Info {
-        &LARS
-    }
+    crate::rule::one_name!(LARS);
 
     fn buffers(config: &LarsConfig) -> &'static [&'static str] {
         if config.momentum > 0.0 { &["momentum"] } else { &[] }

@@ -34,6 +34,7 @@
 //! - Where the rate is scheduled, s is the step that was taken, with the rate of that time.
 //!
 //! Reference: *On the limited memory BFGS method for large scale optimization*, Mathematical Programming 45.
+use crate::passes::{combined, moved};
 use crate::rule::{Config, Info, Invalid, ranges, require};
 use crate::sums::{dot, largest, magnitudes, squares};
 use crate::{Result, TensorRule, TensorStep};
@@ -91,28 +92,37 @@ fn layout<'a>(names: impl Iterator<Item = (&'a str, usize)>) -> f64 {
     (all.fold(0xcbf2_9ce4_8422_2325, mix) >> 11) as f64
 }
 
-/// `pairs` with `new` behind them, at most `most`.
-fn remember(pairs: Option<&Tensor>, new: &Tensor, most: usize) -> Result<Tensor> {
-    let new = new.unsqueeze(0)?;
-    let all = match pairs {
-        Some(pairs) => Tensor::cat(&[pairs, &new], 0)?,
-        None => new,
-    };
-    let n = all.dim(0)?;
-    Ok(all.narrow(0, n.saturating_sub(most), n.min(most))?.contiguous()?)
+/// -H g from the pairs, the oldest first, and its product with g. Each pass over a pair takes the product that the next one needs.
+fn two_loops(g: &Tensor, s: &[Tensor], y: &[Tensor], scale: f64) -> Result<(Tensor, f64)> {
+    let pairs: Vec<(&Tensor, &Tensor)> = s.iter().zip(y).collect();
+    let after = |i: usize| pairs.get(i).map_or(g, |(_, y)| y);
+    let (mut direction, mut with_s) = combined((-1.0, g), (0.0, g), pairs.last().map_or(g, |(s, _)| s))?;
+    let mut shares = Vec::with_capacity(pairs.len());
+    for (i, (s, y)) in pairs.iter().enumerate().rev() {
+        let rho = 1.0 / dot(y, s)?;
+        let share = rho * with_s;
+        shares.push((rho, share));
+        // Behind the oldest pair the way turns.
+        let (next, factor) = if i > 0 { (pairs[i - 1].0, 1.0) } else { (after(0), scale) };
+        (direction, with_s) = moved(direction, (-share, y), factor, next)?;
+    }
+    let mut with_y = with_s;
+    for (i, ((s, _), (rho, share))) in pairs.iter().zip(shares.into_iter().rev()).enumerate() {
+        let back = rho * with_y;
+        (direction, with_y) = moved(direction, (share - back, s), 1.0, after(i + 1))?;
+    }
+    match pairs.is_empty() {
+        true => moved(direction, (0.0, g), scale, g),
+        false => Ok((direction, with_y)),
+    }
 }
 
 impl TensorRule for LbfgsRule {
     type Config = LbfgsConfig;
     const SHARED: &'static [&'static str] = &["s", "y", "g", "step", "scale", "layout"];
+    const LISTS: &'static [&'static str] = &["s", "y"];
 
-    fn names() -> Vec<(&'static Info, LbfgsConfig)> {
-        vec![(&LBFGS, LbfgsConfig::default())]
-    }
-
-    fn info(_: &LbfgsConfig) -> &'static Info {
-        &LBFGS
-    }
+    crate::rule::one_name!(LBFGS);
 
     fn buffers(_: &LbfgsConfig) -> &'static [&'static str] {
         &[]
@@ -134,48 +144,37 @@ impl TensorRule for LbfgsRule {
         if shared.number("layout") != layout {
             *shared = Default::default();
         }
-        let (direction, shrink) = match (shared.tensors.get("g"), shared.tensors.get("step")) {
+        let (direction, descent, shrink) = match (shared.tensors.get("g"), shared.tensors.get("step")) {
             (Some(previous), Some(s)) => {
-                let y = (&g - previous)?;
-                let curvature = dot(&y, s)?;
+                let (y, curvature) = combined((1.0, &g), (-1.0, previous), s)?;
                 if curvature > 1e-10 {
-                    let all_s = remember(shared.tensors.get("s"), s, c.history_size)?;
-                    let all_y = remember(shared.tensors.get("y"), &y, c.history_size)?;
                     shared.numbers.insert("scale", curvature / squares(&y)?);
-                    shared.tensors.extend([("s", all_s), ("y", all_y)]);
+                    for (name, new) in [("s", s.clone()), ("y", y)] {
+                        let list = shared.lists.entry(name).or_default();
+                        list.push(new);
+                        list.drain(..list.len().saturating_sub(c.history_size));
+                    }
                 }
                 let scale = shared.numbers.get("scale").copied().unwrap_or(1.0);
-                let pairs = match (shared.tensors.get("s"), shared.tensors.get("y")) {
-                    (Some(s), Some(y)) => {
-                        let pair = |i| Ok((s.get(i)?, y.get(i)?));
-                        (0..s.dim(0)?).map(pair).collect::<Result<Vec<_>>>()?
-                    }
-                    _ => Vec::new(),
-                };
-                let mut direction = g.neg()?;
-                let mut shares = Vec::with_capacity(pairs.len());
-                for (s, y) in pairs.iter().rev() {
-                    let rho = 1.0 / dot(y, s)?;
-                    let share = rho * dot(s, &direction)?;
-                    direction = (direction - (y * share)?)?;
-                    shares.push((rho, share));
-                }
-                direction = (direction * scale)?;
-                for ((s, y), (rho, share)) in pairs.iter().zip(shares.into_iter().rev()) {
-                    let back = rho * dot(y, &direction)?;
-                    direction = (direction + (s * (share - back))?)?;
-                }
-                (direction, 1.0)
+                let of = |name| shared.lists.get(name).map_or(&[] as &[Tensor], Vec::as_slice);
+                let (direction, descent) = two_loops(&g, of("s"), of("y"), scale)?;
+                (direction, descent, 1.0)
             }
-            _ => (g.neg()?, (1.0 / magnitudes(&g)?).min(1.0)),
+            _ => {
+                let (direction, descent) = combined((-1.0, &g), (0.0, &g), &g)?;
+                (direction, descent, (1.0 / magnitudes(&g)?).min(1.0))
+            }
         };
-        let descends = dot(&g, &direction)? <= -c.tolerance_change;
+        let descends = descent <= -c.tolerance_change;
         let (mut steps, mut from) = (Vec::with_capacity(step.params.len()), 0);
         for p in &mut step.params {
             let n = p.x.elem_count();
-            let part = (direction.narrow(0, from, n)? * (p.lr * shrink))?;
+            let part = direction.narrow(0, from, n)?;
+            let (part, _) = combined((p.lr * shrink, &part), (0.0, &part), &part)?;
             if descends {
-                p.set((&p.x + part.to_dtype(p.x.dtype())?.reshape(p.x.shape())?)?);
+                let (x, part) = (p.x.flatten_all()?, part.to_dtype(p.x.dtype())?);
+                let (x, _) = combined((1.0, &x), (1.0, &part), &part)?;
+                p.set(x.reshape(p.x.shape())?);
             }
             steps.push(part);
             from += n;

@@ -93,13 +93,7 @@ impl Rule for LionRule {
     const BUFFERS: (usize, usize) = (1, 1);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
 
-    fn names() -> Vec<(&'static Info, LionConfig)> {
-        vec![(&LION, LionConfig::default())]
-    }
-
-    fn info(_: &LionConfig) -> &'static Info {
-        &LION
-    }
+    crate::rule::one_name!(LION);
 
     fn buffers(_: &LionConfig) -> &'static [&'static str] {
         &["m"]

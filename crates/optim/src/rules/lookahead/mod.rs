@@ -29,15 +29,11 @@
 //! - Slow weights of halves are kept in f32. Master weights would not see a synchronisation and are refused.
 //!
 //! Reference: *Lookahead Optimizer: k steps forward, 1 step back*, arXiv:1907.08610.
-use crate::driver::fields;
-use crate::inner::{Inner, differences, leftovers};
-use crate::rule::{Config, Info, Invalid, Reach, require};
-use crate::state::{ParamScalars, SavedGroup};
+use crate::rule::{Config, Info, Invalid, require};
+use crate::state::ParamScalars;
 use crate::tensor::wide;
-use crate::{
-    Displaced, Error, Evaluated, Factory, Load, Optimizer, Others, ParamInfo, Probe, Registry, Result, Setup,
-    StateDict, StepContext,
-};
+use crate::wrapper::{Again, Wrapper};
+use crate::{Displaced, Error, Load, Optimizer, Precision, Result, StateDict, StepContext};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use serde::{Deserialize, Serialize};
@@ -93,53 +89,9 @@ pub(crate) static LOOKAHEAD: Info = Info {
     formula: "x: k steps of the inner optimizer; slow ← slow + α(x - slow); x ← slow",
 };
 
-/// How Lookahead is made.
-pub(crate) struct LookaheadFactory;
-
-fn inner(config: &LookaheadConfig) -> Result<Inner> {
-    Inner::parse(LOOKAHEAD.name, "inner", &config.inner)
-}
-
-impl Factory for LookaheadFactory {
-    type Config = LookaheadConfig;
-
-    fn resolve(&self, registry: &Registry, config: LookaheadConfig) -> Result<LookaheadConfig> {
-        Ok(LookaheadConfig { inner: inner(&config)?.resolve(registry)?, ..config })
-    }
-
-    fn needs_loss(&self, registry: &Registry, config: &LookaheadConfig) -> Result<bool> {
-        inner(config)?.needs_loss(registry)
-    }
-
-    fn gradients(&self, registry: &Registry, config: &LookaheadConfig) -> Result<usize> {
-        inner(config)?.gradients(registry)
-    }
-
-    fn buffers(&self, registry: &Registry, config: &LookaheadConfig) -> Result<Vec<&'static str>> {
-        Ok([inner(config)?.buffers(registry)?, vec!["slow"]].concat())
-    }
-
-    fn reach(&self, registry: &Registry, config: &LookaheadConfig) -> Result<Reach> {
-        inner(config)?.reach(registry)
-    }
-
-    fn build(&self, setup: Setup<'_, LookaheadConfig>) -> Result<Box<dyn Optimizer>> {
-        let Setup { registry, params, config, groups } = setup;
-        let inside = inner(&config)?;
-        let groups = inside.groups(groups, &["k", "alpha", "pullback_momentum"])?;
-        let inner = inside.build(registry, params.clone(), &groups)?;
-        let mut slots = Vec::with_capacity(params.len());
-        for (name, var) in params {
-            slots.push(Slot { slow: var.copy()?.to_dtype(wide(var.dtype()))?, name, var, t: 0 });
-        }
-        Ok(Box::new(Lookahead { config, slots, inner, trained: None }))
-    }
-}
-
-struct Lookahead {
+pub(crate) struct Lookahead {
     config: LookaheadConfig,
     slots: Vec<Slot>,
-    inner: Box<dyn Optimizer>,
     /// The weights that are trained, while the slow ones are in place.
     trained: Option<Vec<Tensor>>,
 }
@@ -150,8 +102,6 @@ struct Slot {
     slow: Tensor,
     t: u64,
 }
-
-const INNER: &str = "inner";
 
 impl Lookahead {
     fn refuse_while_evaluating(&self) -> Result<()> {
@@ -171,7 +121,7 @@ impl Lookahead {
     }
 
     /// After a step of the inner optimizer on `stepped`.
-    fn follow(&mut self, stepped: &[usize]) -> Result<()> {
+    fn follow(&mut self, inner: &mut dyn Optimizer, stepped: &[usize]) -> Result<()> {
         let (alpha, k) = (self.config.alpha, self.config.k);
         let mut news = Vec::new();
         for index in stepped {
@@ -187,7 +137,7 @@ impl Lookahead {
         if !news.is_empty() && self.config.pullback_momentum == Pullback::Reset {
             let names: Vec<String> =
                 news.iter().map(|(index, ..)| format!("{}.momentum", self.slots[*index].name)).collect();
-            self.forget(&names)?;
+            forget(inner, &names)?;
         }
         for (index, x, slow) in news {
             let slot = &mut self.slots[index];
@@ -197,45 +147,59 @@ impl Lookahead {
         Ok(())
     }
 
-    /// Sets buffers of the inner optimizer to 0.
-    fn forget(&mut self, names: &[String]) -> Result<()> {
-        let mut state = self.inner.state_dict()?;
-        for (key, tensor) in &mut state.tensors {
-            // Also of an optimizer inside the inner one.
-            if names.iter().any(|name| key.rsplit('/').next() == Some(name)) {
-                *tensor = tensor.zeros_like()?;
-            }
-        }
-        self.inner.load_state_dict_with(&state, Load::strict().same_order())
-    }
-
     fn stepped(&self, grads: &GradStore) -> Vec<usize> {
         (0..self.slots.len()).filter(|i| grads.get(&self.slots[*i].var).is_some()).collect()
     }
 }
 
-impl Optimizer for Lookahead {
-    fn step(&mut self, grads: &GradStore, context: &StepContext) -> Result<()> {
-        self.refuse_while_evaluating()?;
-        self.start(grads)?;
-        self.inner.step(grads, context)?;
-        self.follow(&self.stepped(grads))
+/// Sets buffers of the inner optimizer to 0.
+fn forget(inner: &mut dyn Optimizer, names: &[String]) -> Result<()> {
+    let mut state = inner.state_dict()?;
+    for (key, tensor) in &mut state.tensors {
+        // Also of an optimizer inside the inner one.
+        if names.iter().any(|name| key.rsplit('/').next() == Some(name)) {
+            *tensor = tensor.zeros_like()?;
+        }
     }
-    fn gradients(&self) -> usize {
-        self.inner.gradients()
+    inner.load_state_dict_with(&state, Load::strict().same_order())
+}
+
+impl Wrapper for Lookahead {
+    type Config = LookaheadConfig;
+    /// Counts and slow weights.
+    type Loaded = Vec<(u64, Tensor)>;
+    const INFO: &'static Info = &LOOKAHEAD;
+    const BUFFERS: &'static [&'static str] = &["slow"];
+
+    fn new(config: LookaheadConfig, params: Vec<(String, Var)>) -> Result<Self> {
+        let mut slots = Vec::with_capacity(params.len());
+        for (name, var) in params {
+            slots.push(Slot { slow: var.copy()?.to_dtype(wide(var.dtype()))?, name, var, t: 0 });
+        }
+        Ok(Self { config, slots, trained: None })
     }
-    fn step_twice(
+    fn config(&self) -> &LookaheadConfig {
+        &self.config
+    }
+    fn inner(config: &mut LookaheadConfig) -> &mut Map<String, Value> {
+        &mut config.inner
+    }
+    fn step(
         &mut self,
+        inner: &mut dyn Optimizer,
         grads: &GradStore,
         context: &StepContext,
-        again: &mut dyn FnMut() -> Result<Evaluated>,
+        again: Option<Again>,
     ) -> Result<()> {
         self.refuse_while_evaluating()?;
         self.start(grads)?;
-        self.inner.step_twice(grads, context, again)?;
-        self.follow(&self.stepped(grads))
+        match again {
+            Some(again) => inner.step_twice(grads, context, again)?,
+            None => inner.step(grads, context)?,
+        }
+        self.follow(inner, &self.stepped(grads))
     }
-    fn eval_weights(&mut self) -> Result<bool> {
+    fn eval_weights(&mut self, _: &mut dyn Optimizer) -> Result<bool> {
         if self.trained.is_none() {
             // Before its first step a parameter is its own average.
             let slow = |slot: &Slot| {
@@ -248,54 +212,26 @@ impl Optimizer for Lookahead {
         }
         Ok(true)
     }
-    fn train_weights(&mut self) -> Result<()> {
+    fn train_weights(&mut self, _: &mut dyn Optimizer) -> Result<()> {
         if let Some(trained) = &self.trained {
             self.slots.iter().zip(trained).try_for_each(|(slot, trained)| slot.var.set(trained))?;
         }
         self.trained = None;
         Ok(())
     }
-    fn settle(&mut self) -> Result<()> {
-        self.inner.settle()
+    fn set_precision(&mut self, _: &mut dyn Optimizer, precision: Precision) -> Result<()> {
+        precision.only_default(&LOOKAHEAD)
     }
-    fn share_sums(&mut self, others: Others) -> Result<()> {
-        self.inner.share_sums(others)
-    }
-    fn info(&self) -> &'static Info {
-        &LOOKAHEAD
-    }
-    fn needs_loss(&self) -> bool {
-        self.inner.needs_loss()
-    }
-    fn config(&self) -> Value {
-        Value::Object(fields(&self.config))
-    }
-    fn lr(&self) -> f64 {
-        self.inner.lr()
-    }
-    fn set_lr(&mut self, lr: f64) {
-        self.inner.set_lr(lr);
-    }
-    fn params(&self) -> Vec<ParamInfo> {
-        self.inner.params()
-    }
-    fn state_dict(&self) -> Result<StateDict> {
+    fn save(&self, state: &mut StateDict) -> Result<()> {
         self.refuse_while_evaluating()?;
-        let mut state = StateDict::default();
-        state.header.optimizer = LOOKAHEAD.name.to_owned();
-        state.header.groups = vec![SavedGroup { pattern: None, config: own(&self.config) }];
         for slot in &self.slots {
             let scalars = ParamScalars { t: slot.t, ..Default::default() };
             state.header.params.insert(slot.name.clone(), scalars);
             state.tensors.insert(format!("{}.slow", slot.name), slot.slow.to_device(&Device::Cpu)?);
         }
-        state.insert_part(INNER, self.inner.state_dict()?);
-        Ok(state)
+        Ok(())
     }
-    fn load_state_dict_with(&mut self, state: &StateDict, load: Load) -> Result<()> {
-        let mut state = state.clone();
-        let mut differences = differences(LOOKAHEAD.name, &own(&self.config), &state, load);
-        let inner = state.take_part(INNER)?;
+    fn load(&self, state: &mut StateDict, differences: &mut Vec<String>) -> Result<Vec<(u64, Tensor)>> {
         let mut loaded = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             let key = format!("{}.slow", slot.name);
@@ -315,25 +251,12 @@ impl Optimizer for Lookahead {
                 (_, None) => differences.push(format!("buffer `{key}` is missing")),
             }
         }
-        differences.extend(leftovers(&state));
-        if !differences.is_empty() {
-            return Err(Error::State(differences));
-        }
-        self.inner.load_state_dict_with(&inner, load)?;
+        Ok(loaded)
+    }
+    fn accept(&mut self, loaded: Vec<(u64, Tensor)>) {
         for (slot, (t, slow)) in self.slots.iter_mut().zip(loaded) {
             (slot.t, slot.slow) = (t, slow);
         }
         self.trained = None;
-        Ok(())
     }
-    fn probe(&self) -> Option<&Probe> {
-        self.inner.probe()
-    }
-}
-
-/// The hyperparameters that the inner optimizer does not check by itself.
-fn own(config: &LookaheadConfig) -> Map<String, Value> {
-    let mut own = fields(config);
-    own.remove("inner");
-    own
 }

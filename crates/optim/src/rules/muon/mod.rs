@@ -151,13 +151,7 @@ pub(crate) static MUON: Info = Info {
 impl TensorRule for MuonRule {
     type Config = MuonConfig;
 
-    fn names() -> Vec<(&'static Info, MuonConfig)> {
-        vec![(&MUON, MuonConfig::default())]
-    }
-
-    fn info(_: &MuonConfig) -> &'static Info {
-        &MUON
-    }
+    crate::rule::one_name!(MUON);
 
     fn buffers(_: &MuonConfig) -> &'static [&'static str] {
         &["momentum"]
@@ -198,14 +192,7 @@ impl Factory for MuonFactory {
     fn resolve(&self, registry: &Registry, config: MuonConfig) -> Result<MuonConfig> {
         let inner = rest(&config)?;
         let rest = inner.resolve(registry)?;
-        if inner.gradients(registry)? > 1 {
-            let message = "expected an optimizer that takes one gradient a step".to_owned();
-            return Err(Error::Hyperparameter {
-                optimizer: MUON.name.into(),
-                key: "rest.name".into(),
-                message,
-            });
-        }
+        inner.one_gradient(registry)?;
         Ok(MuonConfig { rest, ..config })
     }
 

@@ -118,13 +118,7 @@ impl Rule for NAdamRule {
     const OBSERVE: Option<Observed<NAdamScalars>> =
         Some(Observed { name: "denominator", of: |s, state| state[1].sqrt() * s.root_correction + s.eps });
 
-    fn names() -> Vec<(&'static Info, NAdamConfig)> {
-        vec![(&NADAM, NAdamConfig::default())]
-    }
-
-    fn info(_: &NAdamConfig) -> &'static Info {
-        &NADAM
-    }
+    crate::rule::one_name!(NADAM);
 
     fn buffers(_: &NAdamConfig) -> &'static [&'static str] {
         &["m", "v"]

@@ -101,13 +101,7 @@ impl Rule for NAdamWRule {
     const OBSERVE: Option<Observed<NAdamWScalars>> =
         Some(Observed { name: "denominator", of: |s, state| state[1].sqrt() * s.root_correction + s.eps });
 
-    fn names() -> Vec<(&'static Info, NAdamWConfig)> {
-        vec![(&NADAMW, NAdamWConfig::default())]
-    }
-
-    fn info(_: &NAdamWConfig) -> &'static Info {
-        &NADAMW
-    }
+    crate::rule::one_name!(NADAMW);
 
     fn buffers(_: &NAdamWConfig) -> &'static [&'static str] {
         &["m", "v"]

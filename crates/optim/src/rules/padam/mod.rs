@@ -113,13 +113,7 @@ impl Rule for PAdamRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<PAdamScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, PAdamConfig)> {
-        vec![(&PADAM, PAdamConfig::default())]
-    }
-
-    fn info(_: &PAdamConfig) -> &'static Info {
-        &PADAM
-    }
+    crate::rule::one_name!(PADAM);
 
     fn buffers(config: &PAdamConfig) -> &'static [&'static str] {
         if config.amsgrad { &["m", "v", "v_max"] } else { &["m", "v"] }

@@ -130,13 +130,7 @@ impl TensorRule for ProdigyRule {
     type Config = ProdigyConfig;
     const SHARED: &'static [&'static str] = &["d", "d_max", "numerator", "steps"];
 
-    fn names() -> Vec<(&'static Info, ProdigyConfig)> {
-        vec![(&PRODIGY, ProdigyConfig::default())]
-    }
-
-    fn info(_: &ProdigyConfig) -> &'static Info {
-        &PRODIGY
-    }
+    crate::rule::one_name!(PRODIGY);
 
     fn buffers(_: &ProdigyConfig) -> &'static [&'static str] {
         &["m", "v", "s", "start"]

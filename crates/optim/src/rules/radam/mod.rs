@@ -152,13 +152,7 @@ impl Rule for RAdamRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<RAdamScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, RAdamConfig)> {
-        vec![(&RADAM, RAdamConfig::default())]
-    }
-
-    fn info(_: &RAdamConfig) -> &'static Info {
-        &RADAM
-    }
+    crate::rule::one_name!(RADAM);
 
     fn buffers(_: &RAdamConfig) -> &'static [&'static str] {
         &["m", "v"]

@@ -107,13 +107,7 @@ impl Rule for RmsPropRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<RmsPropScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, RmsPropConfig)> {
-        vec![(&RMSPROP, RmsPropConfig::default())]
-    }
-
-    fn info(_: &RmsPropConfig) -> &'static Info {
-        &RMSPROP
-    }
+    crate::rule::one_name!(RMSPROP);
 
     fn buffers(config: &RmsPropConfig) -> &'static [&'static str] {
         match (config.centered, config.momentum > 0.0) {

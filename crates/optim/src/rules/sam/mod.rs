@@ -35,16 +35,11 @@
 //!
 //! References: *Sharpness-Aware Minimization for Efficiently Improving Generalization*, arXiv:2010.01412; *ASAM*,
 //! arXiv:2102.11600.
-use crate::driver::fields;
-use crate::inner::{Inner, differences, leftovers};
 use crate::rule::{Config, Info, Invalid, ranges};
-use crate::state::SavedGroup;
 use crate::sums::squares;
 use crate::tensor::{fitting, wide};
-use crate::{
-    Displaced, Error, Evaluated, Factory, Load, Optimizer, ParamInfo, Precision, Probe, Registry, Result,
-    Setup, StateDict, StepContext,
-};
+use crate::wrapper::{Again, Wrapper};
+use crate::{Displaced, Error, Optimizer, Result, StateDict, StepContext};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use serde::{Deserialize, Serialize};
@@ -86,74 +81,36 @@ pub(crate) static SAM: Info = Info {
     formula: "at = x + ρ g/|g|; x: a step of the inner optimizer with ∇f(at)",
 };
 
-/// How SAM is made.
-pub(crate) struct SamFactory;
-
-fn inner(config: &SamConfig) -> Result<Inner> {
-    Inner::parse(SAM.name, "inner", &config.inner)
-}
-
-impl Factory for SamFactory {
-    type Config = SamConfig;
-
-    fn resolve(&self, registry: &Registry, config: SamConfig) -> Result<SamConfig> {
-        let inside = inner(&config)?;
-        let full = inside.resolve(registry)?;
-        if inside.gradients(registry)? > 1 {
-            let message = "expected an optimizer that takes one gradient a step".to_owned();
-            return Err(Error::Hyperparameter {
-                optimizer: SAM.name.into(),
-                key: "inner.name".into(),
-                message,
-            });
-        }
-        Ok(SamConfig { inner: full, ..config })
-    }
-
-    fn needs_loss(&self, registry: &Registry, config: &SamConfig) -> Result<bool> {
-        inner(config)?.needs_loss(registry)
-    }
-
-    fn gradients(&self, _: &Registry, _: &SamConfig) -> Result<usize> {
-        Ok(2)
-    }
-
-    fn buffers(&self, registry: &Registry, config: &SamConfig) -> Result<Vec<&'static str>> {
-        inner(config)?.buffers(registry)
-    }
-
-    fn build(&self, setup: Setup<'_, SamConfig>) -> Result<Box<dyn Optimizer>> {
-        let Setup { registry, params, config, groups } = setup;
-        let inside = inner(&config)?;
-        let groups = inside.groups(groups, &["rho", "adaptive"])?;
-        let inner = inside.build(registry, params.clone(), &groups)?;
-        Ok(Box::new(Sam { config, params, inner }))
-    }
-}
-
-struct Sam {
+pub(crate) struct Sam {
     config: SamConfig,
     params: Vec<(String, Var)>,
-    inner: Box<dyn Optimizer>,
 }
 
-const INNER: &str = "inner";
+impl Wrapper for Sam {
+    type Config = SamConfig;
+    type Loaded = ();
+    const INFO: &'static Info = &SAM;
+    const TWICE: bool = true;
 
-impl Optimizer for Sam {
-    fn step(&mut self, _: &GradStore, _: &StepContext) -> Result<()> {
-        Err(Error::SecondGradient(SAM.name.to_owned()))
+    fn new(config: SamConfig, params: Vec<(String, Var)>) -> Result<Self> {
+        Ok(Self { config, params })
     }
-    fn gradients(&self) -> usize {
-        2
+    fn config(&self) -> &SamConfig {
+        &self.config
     }
-    fn step_twice(
+    fn inner(config: &mut SamConfig) -> &mut Map<String, Value> {
+        &mut config.inner
+    }
+    fn step(
         &mut self,
+        inner: &mut dyn Optimizer,
         grads: &GradStore,
         context: &StepContext,
-        again: &mut dyn FnMut() -> Result<Evaluated>,
+        again: Option<Again>,
     ) -> Result<()> {
+        let again = again.ok_or_else(|| Error::SecondGradient(SAM.name.to_owned()))?;
         let (rho, adaptive) = (self.config.rho, self.config.adaptive);
-        context.check(SAM.name, context.lr.unwrap_or(self.inner.lr()) * context.factor)?;
+        context.check(SAM.name, context.lr.unwrap_or(inner.lr()) * context.factor)?;
         let (mut uphill, mut norm) = (Vec::new(), 0.0);
         for (name, var) in &self.params {
             let Some(grad) = grads.get(var) else { continue };
@@ -168,7 +125,7 @@ impl Optimizer for Sam {
             uphill.push((var.clone(), if adaptive { (x.sqr()? * g)? } else { g }, x));
         }
         if uphill.is_empty() {
-            return self.inner.step(grads, context);
+            return inner.step(grads, context);
         }
         let scale = rho / (norm.sqrt() + 1e-12);
         let points = uphill.into_iter().map(|(var, way, x)| Ok((var, (x + (way * scale)?)?)));
@@ -176,65 +133,10 @@ impl Optimizer for Sam {
         let second = again();
         displaced.restore()?;
         let second = second?;
-        self.inner.step(&second.grads, &StepContext { loss: second.loss.or(context.loss), ..*context })
+        inner.step(&second.grads, &StepContext { loss: second.loss.or(context.loss), ..*context })
     }
-    fn eval_weights(&mut self) -> Result<bool> {
-        self.inner.eval_weights()
+    fn load(&self, _: &mut StateDict, _: &mut Vec<String>) -> Result<()> {
+        Ok(())
     }
-    fn train_weights(&mut self) -> Result<()> {
-        self.inner.train_weights()
-    }
-    fn settle(&mut self) -> Result<()> {
-        self.inner.settle()
-    }
-    fn set_precision(&mut self, precision: Precision) -> Result<()> {
-        self.inner.set_precision(precision)
-    }
-    fn info(&self) -> &'static Info {
-        &SAM
-    }
-    fn needs_loss(&self) -> bool {
-        self.inner.needs_loss()
-    }
-    fn config(&self) -> Value {
-        Value::Object(fields(&self.config))
-    }
-    fn lr(&self) -> f64 {
-        self.inner.lr()
-    }
-    fn set_lr(&mut self, lr: f64) {
-        self.inner.set_lr(lr);
-    }
-    fn params(&self) -> Vec<ParamInfo> {
-        self.inner.params()
-    }
-    fn state_dict(&self) -> Result<StateDict> {
-        let inner = self.inner.state_dict()?;
-        let mut state = StateDict::default();
-        state.header.optimizer = SAM.name.to_owned();
-        state.header.groups = vec![SavedGroup { pattern: None, config: own(&self.config) }];
-        state.header.params = inner.header.params.clone();
-        state.insert_part(INNER, inner);
-        Ok(state)
-    }
-    fn load_state_dict_with(&mut self, state: &StateDict, load: Load) -> Result<()> {
-        let mut state = state.clone();
-        let mut differences = differences(SAM.name, &own(&self.config), &state, load);
-        let inner = state.take_part(INNER)?;
-        differences.extend(leftovers(&state));
-        if !differences.is_empty() {
-            return Err(Error::State(differences));
-        }
-        self.inner.load_state_dict_with(&inner, load)
-    }
-    fn probe(&self) -> Option<&Probe> {
-        self.inner.probe()
-    }
-}
-
-/// The hyperparameters that the inner optimizer does not check by itself.
-fn own(config: &SamConfig) -> Map<String, Value> {
-    let mut own = fields(config);
-    own.remove("inner");
-    own
+    fn accept(&mut self, (): ()) {}
 }

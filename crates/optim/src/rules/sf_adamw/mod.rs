@@ -168,13 +168,7 @@ impl Rule for SfAdamWRule {
     const EVALUATION: Option<ElementEvaluation<SfAdamWConfig>> =
         Some(|config, y, state| (y - (1.0 - config.beta1) * state[0]) / config.beta1);
 
-    fn names() -> Vec<(&'static Info, SfAdamWConfig)> {
-        vec![(&SF_ADAMW, SfAdamWConfig::default())]
-    }
-
-    fn info(_: &SfAdamWConfig) -> &'static Info {
-        &SF_ADAMW
-    }
+    crate::rule::one_name!(SF_ADAMW);
 
     fn buffers(_: &SfAdamWConfig) -> &'static [&'static str] {
         &["z", "v"]

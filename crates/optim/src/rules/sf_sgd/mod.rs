@@ -110,13 +110,7 @@ impl Rule for SfSgdRule {
     const EVALUATION: Option<ElementEvaluation<SfSgdConfig>> =
         Some(|config, y, state| (y - (1.0 - config.momentum) * state[0]) / config.momentum);
 
-    fn names() -> Vec<(&'static Info, SfSgdConfig)> {
-        vec![(&SF_SGD, SfSgdConfig::default())]
-    }
-
-    fn info(_: &SfSgdConfig) -> &'static Info {
-        &SF_SGD
-    }
+    crate::rule::one_name!(SF_SGD);
 
     fn buffers(_: &SfSgdConfig) -> &'static [&'static str] {
         &["z"]

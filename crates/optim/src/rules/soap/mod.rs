@@ -163,13 +163,7 @@ impl TensorRule for SoapRule {
     type Config = SoapConfig;
     const REACH: Reach = Reach::Parameter;
 
-    fn names() -> Vec<(&'static Info, SoapConfig)> {
-        vec![(&SOAP, SoapConfig::default())]
-    }
-
-    fn info(_: &SoapConfig) -> &'static Info {
-        &SOAP
-    }
+    crate::rule::one_name!(SOAP);
 
     fn buffers(_: &SoapConfig) -> &'static [&'static str] {
         &[

@@ -109,13 +109,7 @@ impl Rule for YogiRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const OBSERVE: Option<Observed<YogiScalars>> = Some(Observed { name: "denominator", of: observed });
 
-    fn names() -> Vec<(&'static Info, YogiConfig)> {
-        vec![(&YOGI, YogiConfig::default())]
-    }
-
-    fn info(_: &YogiConfig) -> &'static Info {
-        &YOGI
-    }
+    crate::rule::one_name!(YOGI);
 
     fn buffers(_: &YogiConfig) -> &'static [&'static str] {
         &["m", "v"]

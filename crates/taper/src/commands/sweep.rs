@@ -75,11 +75,12 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if !common.quiet {
         recipe.warnings().iter().for_each(|warning| eprintln!("{warning}"));
     }
+    let devices = devices(args)?;
     let mut sweep = Sweep::open(std::slice::from_ref(&recipe), registries, &options)?;
     if !common.quiet {
         lint::recipes(std::slice::from_ref(&recipe)).iter().for_each(|finding| eprintln!("note: {finding}"));
     }
-    if !go_on(args, common, &mut sweep, &recipe, registries)? {
+    if !go_on(args, common, &mut sweep, &recipe, registries, &devices)? {
         return Ok(());
     }
     let cells = sweep.cells();
@@ -99,7 +100,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         eprintln!("warning: every configuration of {name} diverged: there is nothing to confirm");
     }
     let mut fresh = Sweep::open(&chosen.recipes, registries, &options)?;
-    if !go_on(args, common, &mut fresh, &recipe, registries)? {
+    if !go_on(args, common, &mut fresh, &recipe, registries, &devices)? {
         return Ok(());
     }
     if !args.json {
@@ -116,6 +117,7 @@ fn go_on(
     sweep: &mut Sweep,
     recipe: &Recipe,
     registries: &Registries,
+    devices: &[String],
 ) -> Result<bool, Failure> {
     let (missing, all) = (sweep.missing().count(), sweep.runs().len());
     match args.launcher {
@@ -155,7 +157,7 @@ fn go_on(
         threads: common.threads.unwrap_or_else(cores),
         program: program()?,
         args: run_args(common),
-        devices: devices(args)?,
+        devices: devices.to_vec(),
     };
     if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
         let missing = sweep.missing().count();

@@ -65,8 +65,7 @@ impl Param {
 
     /// Whether a process steps some rows only.
     fn is_cut(&self, rank: usize) -> bool {
-        !self.rows(rank).is_empty()
-            && self.rows(rank).len() < self.whole.dims().first().map_or(1, |rows| *rows)
+        !self.rows(rank).is_empty() && self.rows(rank).len() < rows(&self.whole)
     }
 }
 

@@ -8,9 +8,10 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("files", &[]),
     ("random", &[]),
     ("world", &[]),
-    ("optim", &[]),
+    ("kernels", &["random"]),
+    ("optim", &["kernels"]),
     ("figures", &["random"]),
-    ("models", &["random"]),
+    ("models", &["kernels", "random"]),
     ("data", &["files", "random"]),
     ("train", &["data", "figures", "files", "models", "optim", "world"]),
     ("report", &["figures", "files", "train"]),
@@ -18,7 +19,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 ];
 
 /// Crates that work without tensors, unless a feature says otherwise.
-const WITHOUT_CANDLE: &[&str] = &["files", "random", "world", "figures", "data", "report"];
+const WITHOUT_CANDLE: &[&str] = &["files", "random", "kernels", "world", "figures", "data", "report"];
 
 /// The lines of a manifest's own dependencies, those for tests included: tests keep to the rooms as well.
 fn dependencies(krate: &str) -> Vec<String> {

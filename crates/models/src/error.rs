@@ -53,13 +53,8 @@ pub enum Error {
         op: &'static str,
     },
     /// The variable `TAPER_ISA` names an instruction set that this CPU has not, or none.
-    #[error("TAPER_ISA: expected one that this CPU has ({}), found `{found}`", .known.join(", "))]
-    InstructionSet {
-        /// The name.
-        found: String,
-        /// What the CPU has, poorest first.
-        known: Vec<&'static str>,
-    },
+    #[error(transparent)]
+    InstructionSet(#[from] taper_kernels::UnknownIsa),
     /// A model name nobody registered.
     #[error("unknown model `{name}`{}; known: {}", nearest(.name, .known), .known.join(", "))]
     UnknownModel {

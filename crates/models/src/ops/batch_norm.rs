@@ -1,8 +1,8 @@
 //! Batch normalisation, with what usually follows it.
 use super::feature_map::{Element, FeatureMap, Host, check_param};
-use super::with_slice;
+use super::{isa, with_slice};
 use crate::kernels::batch_norm::{Affine, Gate, Gradient, Moments, Normalized, Rows, apply, moments};
-use crate::kernels::{Buf, Isa, Real};
+use crate::kernels::{Buf, Real};
 use crate::{Error, Result, op_span};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
@@ -162,7 +162,7 @@ fn single<T: Element>(
     relu: bool,
     statistics: Statistics,
 ) -> Result<FeatureMap> {
-    let isa = Isa::detect()?;
+    let isa = isa()?;
     let [n, h, w, c] = x.dims;
     bn.check(T::DTYPE, c, n * h * w, statistics)?;
     let _span = op_span!(OP, "forward", 0, "{c} {h}x{w}");
@@ -303,7 +303,7 @@ pub fn batch_norm_features(xs: &Features, bn: &BatchNorm, statistics: Statistics
 }
 
 fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) -> Result<FeatureMap> {
-    let isa = Isa::detect()?;
+    let isa = isa()?;
     let [n, h, w, _] = xs.parts[0].0.dims;
     let channels = xs.parts.iter().map(|(x, _)| x.dims[3]).sum();
     bn.check(T::DTYPE, channels, n * h * w, statistics)?;

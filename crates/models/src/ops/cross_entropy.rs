@@ -1,5 +1,5 @@
 //! Softmax cross-entropy.
-use super::{dtype_error, index_dtype, indices, shape_error, slice, tensor};
+use super::{dtype_error, index_dtype, indices, isa, shape_error, slice, tensor};
 use crate::kernels::softmax::{Row, row};
 use crate::kernels::{Isa, Real};
 use crate::{Error, Result, op_span};
@@ -123,7 +123,7 @@ impl Op {
         layout: &Layout,
     ) -> candle_core::Result<CpuStorage> {
         let mut gradient = slice::<T>(logits, layout)?.to_vec();
-        let loss = in_place(Isa::detect()?, &mut gradient, None, &self.rows);
+        let loss = in_place(isa()?, &mut gradient, None, &self.rows);
         if self.wanted {
             let gradient = tensor(gradient, layout.shape())?;
             *self.gradient.lock().unwrap_or_else(|e| e.into_inner()) = Some(gradient);

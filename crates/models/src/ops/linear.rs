@@ -1,9 +1,9 @@
 //! A fully connected layer with its bias and ReLU in one op.
-use super::{dtype_error, shape_error, slice, with_slice};
+use super::{dtype_error, isa, shape_error, slice, with_slice};
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::sums::column_sums;
-use crate::kernels::{Buf, Isa, Real};
+use crate::kernels::{Buf, Real};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
@@ -124,7 +124,7 @@ impl Linear {
         b: Option<(&CpuStorage, &Layout)>,
         (m, n, k): (usize, usize, usize),
     ) -> candle_core::Result<CpuStorage> {
-        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, Isa::detect()?);
+        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, isa()?);
         let mut y = match b {
             Some((b, lb)) => slice::<T>(b, lb)?.repeat(m),
             None => vec![T::ZERO; m * n],
@@ -146,7 +146,7 @@ impl Linear {
         dy: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
-        let ([want_x, want_w, want_b], isa) = (self.wanted, Isa::detect()?);
+        let ([want_x, want_w, want_b], isa) = (self.wanted, isa()?);
         let products = usize::from(want_x) + usize::from(want_w);
         let _span = op_span!(OP, "backward", 2 * products * m * n * k, "{k}-{n}");
         let from = |g: &[T]| {

@@ -1,6 +1,6 @@
 //! The last layer of a classifier and its loss in one op.
 use super::cross_entropy::{CrossEntropy, cross_entropy, in_place, target_rows};
-use super::{Activation, dtype_error, linear, shape_error, slice, with_slice};
+use super::{Activation, dtype_error, isa, linear, shape_error, slice, with_slice};
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::softmax::Row;
@@ -91,7 +91,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
         let (n, (c, k)) = (self.rows.len(), lw.shape().dims2()?);
         let _span = op_span!(OP, "forward", 2 * n * c * k, "{k}-{c}");
         let (loss, gradient) =
-            self.compute(Isa::detect()?, slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
+            self.compute(isa()?, slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
         if self.wanted != [false; 3] {
             *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
         }
@@ -108,7 +108,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (n, (c, k)) = (self.rows.len(), w.dims2()?);
         let _span = op_span!(OP, "backward", 4 * n * c * k, "{k}-{c}");
-        let isa = Isa::detect()?;
+        let isa = isa()?;
         let gradient = match self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(gradient) => gradient,
             // The graph's second backward pass.

@@ -1,9 +1,9 @@
 //! An LSTM layer over a whole sequence.
 use super::bundle::Bundle;
-use super::{Mask, dtype_error, shape_error, slice, tensor, with_slice};
+use super::{Mask, dtype_error, isa, shape_error, slice, tensor, with_slice};
 use crate::backward::deliver;
 use crate::kernels::lstm::{Dims, Kept, Layer, Saved, Wanted, backward, forward};
-use crate::kernels::{Isa, Real};
+use crate::kernels::Real;
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -187,7 +187,7 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "forward", self.dims.flops(), "{input}-{hidden}");
         let (x, w_ih, mut y) = (slice::<T>(x, lx)?, slice::<T>(w_ih, lw)?, self.output());
-        let isa = Isa::detect()?;
+        let isa = isa()?;
         let saved = with_slice::<T, _>(&self.w_hh, |w_hh| forward(isa, &self.layer(x, w_ih, w_hh), &mut y))?;
         *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         let Dims { steps, batch, hidden, .. } = self.dims;
@@ -205,7 +205,7 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "backward", 2 * self.dims.flops(), "{input}-{hidden}");
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let isa = Isa::detect()?;
+        let isa = isa()?;
         let compute = |xs: &[T], w_ih: &[T], w_hh: &[T], y: &[T], dy: &[T]| {
             let layer = self.layer(xs, w_ih, w_hh);
             // The gates were overwritten if this is the graph's second backward pass: make them again.

@@ -33,7 +33,13 @@ pub use pool::{Window, avg_pool2d, global_avg_pool, max_pool2d};
 pub use relu::relu;
 
 use crate::Error;
+use crate::kernels::Isa;
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
+
+/// The instruction set that kernels are chosen by.
+pub(crate) fn isa() -> crate::Result<Isa> {
+    Ok(Isa::detect()?)
+}
 
 /// The elements of a contiguous CPU operand.
 pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {

@@ -48,7 +48,7 @@ fn every_form_agrees_with_f64_at_any_size() {
             let exact = run::<f64>(Isa::detect().unwrap(), dims, drop);
             for isa in Isa::available() {
                 for (i, (got, want)) in run::<f32>(isa, dims, drop).iter().zip(&exact).enumerate() {
-                    let error = crate::replay::relative_difference(got, want);
+                    let error = crate::compare::relative_difference(got, want);
                     // Sums of up to 3200 products in f32, through at most 7 steps.
                     assert!(error <= 3e-6, "{isa:?} {dims:?} output {i}: {error:e}");
                 }

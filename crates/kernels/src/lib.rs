@@ -4,24 +4,24 @@
 //! do not depend on the number of threads. A kernel takes the instruction set as an argument ([`Isa`]); callers pass
 //! [`Isa::detect`], tests pass each of [`Isa::available`]. There is no other way to come by one, so that to hold it proves
 //! that the CPU has it.
-pub(crate) mod batch_norm;
-pub(crate) mod buffer;
-pub(crate) mod conv;
+pub mod batch_norm;
+pub mod buffer;
+pub mod compare;
+pub mod conv;
 mod conv_direct;
 mod conv_portable;
 mod conv_wino;
-pub(crate) mod gemm;
-pub(crate) mod lstm;
-pub(crate) mod multiversion;
-pub(crate) mod pool;
-pub(crate) mod simd;
-pub(crate) mod softmax;
-pub(crate) mod sums;
-pub(crate) mod vmath;
+pub mod gemm;
+pub mod lstm;
+pub mod multiversion;
+pub mod pool;
+pub mod simd;
+pub mod softmax;
+pub mod sums;
+pub mod vmath;
 
-pub(crate) use buffer::Buf;
+pub use buffer::Buf;
 
-use crate::{Error, Result};
 use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
@@ -31,31 +31,41 @@ macro_rules! with_simd {
     ($isa:expr, $s:ident => $body:expr) => {
         match $isa.level() {
             #[cfg(target_arch = "x86_64")]
-            $crate::kernels::Level::Avx512 => {
+            $crate::Level::Avx512 => {
                 // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-                let $s = unsafe { $crate::kernels::simd::avx512::Avx512::new() };
+                let $s = unsafe { $crate::simd::avx512::Avx512::new() };
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            $crate::kernels::Level::Avx2 => {
+            $crate::Level::Avx2 => {
                 // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-                let $s = unsafe { $crate::kernels::simd::avx2::Avx2::new() };
+                let $s = unsafe { $crate::simd::avx2::Avx2::new() };
                 $body
             }
             #[cfg(target_arch = "aarch64")]
-            $crate::kernels::Level::Neon => {
+            $crate::Level::Neon => {
                 // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-                let $s = unsafe { $crate::kernels::simd::neon::Neon::new() };
+                let $s = unsafe { $crate::simd::neon::Neon::new() };
                 $body
             }
-            $crate::kernels::Level::Portable => {
-                let $s = $crate::kernels::simd::portable::Portable;
+            $crate::Level::Portable => {
+                let $s = $crate::simd::portable::Portable;
                 $body
             }
         }
     };
 }
 pub(crate) use with_simd;
+
+/// The variable `TAPER_ISA` names an instruction set that this CPU has not, or none.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("TAPER_ISA: expected one that this CPU has ({}), found `{found}`", .known.join(", "))]
+pub struct UnknownIsa {
+    /// The name.
+    pub found: String,
+    /// What the CPU has, poorest first.
+    pub known: Vec<&'static str>,
+}
 
 /// An instruction set that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,13 +130,13 @@ impl Isa {
     pub const PORTABLE: Self = Self(Level::Portable);
 
     /// The best one this CPU has, or the one that the variable `TAPER_ISA` names, to try out what other machines do.
-    pub fn detect() -> Result<Self> {
+    pub fn detect() -> Result<Self, UnknownIsa> {
         static DETECTED: OnceLock<Result<Isa, String>> = OnceLock::new();
         let choose = || match std::env::var_os("TAPER_ISA") {
             None => Ok(Self::best()),
             Some(name) => Self::named(&name.to_string_lossy()),
         };
-        DETECTED.get_or_init(choose).clone().map_err(|found| Error::InstructionSet {
+        DETECTED.get_or_init(choose).clone().map_err(|found| UnknownIsa {
             found,
             known: Self::available().into_iter().map(Self::name).collect(),
         })
@@ -234,27 +244,27 @@ real!(f64, false);
 ///
 /// # Panics
 /// For any other `T`; callers have asked [`Isa::of`].
-pub(crate) fn as_f32<T: Real>(x: &[T]) -> &[f32] {
+pub fn as_f32<T: Real>(x: &[T]) -> &[f32] {
     assert!(T::IS_F32);
     // SAFETY: `IS_F32` is true for f32 alone, so this is a slice of f32.
     unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) }
 }
 
 /// The mutable form of [`as_f32`].
-pub(crate) fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
+pub fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
     assert!(T::IS_F32);
     // SAFETY: `IS_F32` is true for f32 alone, so this is a slice of f32.
     unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), x.len()) }
 }
 
 /// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
-pub(crate) fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
+pub fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
     (0..n).into_par_iter().with_max_len(1).for_each(f);
 }
 
 /// A pointer that crosses threads. Whoever writes through it promises that tasks write disjoint elements.
 #[derive(Debug)]
-pub(crate) struct Shared<T>(*mut T);
+pub struct Shared<T>(*mut T);
 
 impl<T> Clone for Shared<T> {
     fn clone(&self) -> Self {
@@ -313,7 +323,7 @@ impl<T> Shared<T> {
 /// Calls `f`, compiled for the vectors of this CPU: `f` is plain Rust that the compiler vectorises, so every
 /// instruction set gives the same bits. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
-pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
+pub fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f")]
@@ -337,7 +347,7 @@ pub(crate) fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
 }
 
 /// `a += b`, in parallel.
-pub(crate) fn add_assign<T: Real>(a: &mut [T], b: &[T]) {
+pub fn add_assign<T: Real>(a: &mut [T], b: &[T]) {
     assert_eq!(a.len(), b.len());
     a.par_chunks_mut(1 << 15).zip(b.par_chunks(1 << 15)).for_each(|(a, b)| {
         for (a, b) in a.iter_mut().zip(b) {
@@ -347,7 +357,7 @@ pub(crate) fn add_assign<T: Real>(a: &mut [T], b: &[T]) {
 }
 
 /// Calls `f` with each element of `a` and its counterpart in `b`, in parallel.
-pub(crate) fn map_pairs<T: Real>(a: &mut [T], b: &[T], f: impl Fn(&mut T, T) + Sync) {
+pub fn map_pairs<T: Real>(a: &mut [T], b: &[T], f: impl Fn(&mut T, T) + Sync) {
     assert_eq!(a.len(), b.len());
     a.par_chunks_mut(1 << 15).zip(b.par_chunks(1 << 15)).for_each(|(a, b)| {
         for (a, b) in a.iter_mut().zip(b) {

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 /// Sums of the columns of a matrix with rows of `n`: rows in blocks of 64, so that rounding grows with the number
 /// of blocks, not of rows.
-pub(crate) fn column_sums<T: Real>(g: &[T], n: usize) -> Vec<T> {
+pub fn column_sums<T: Real>(g: &[T], n: usize) -> Vec<T> {
     // Columns that a task takes: about 32,000 numbers, and whole cache lines.
     let width = ((1 << 15) * n / g.len().max(1)).clamp(16, n.max(16)).next_multiple_of(16);
     let mut sums = vec![T::ZERO; n];

@@ -17,7 +17,7 @@ fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
 
 /// eˣ with a relative error below 1.2e-7; 0 below -87.33, infinite above 88.02, NaN of NaN.
 #[inline(always)]
-pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
+pub fn exp<const FMA: bool>(x: f32) -> f32 {
     // Adding 1.5·2²³ rounds to an integer n, which then stands in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0;
     let shifted = fma::<FMA>(x, std::f32::consts::LOG2_E, ROUND);
@@ -40,14 +40,14 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
 
 /// 1/(1 + e⁻ˣ) with a relative error below 3e-7.
 #[inline(always)]
-pub(crate) fn sigmoid<const FMA: bool>(x: f32) -> f32 {
+pub fn sigmoid<const FMA: bool>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<FMA>(-x))
 }
 
 /// tanh with a relative error below 6e-7, also near 0: an odd polynomial of degree 13 over an even one of
 /// degree 6.
 #[inline(always)]
-pub(crate) fn tanh<const FMA: bool>(x: f32) -> f32 {
+pub fn tanh<const FMA: bool>(x: f32) -> f32 {
     // Beyond it the quotient would pass 1. Written so that NaN passes through.
     const LIMIT: f32 = 7.905_311;
     let x = if x > LIMIT { LIMIT } else { x };
@@ -75,7 +75,7 @@ mod tests {
     fn worst(range: f64, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> f64 {
         let points = (-800_000..800_000).map(|i| (range * (f64::from(i) + 0.5) / 8e5) as f32);
         let shares: Vec<f64> = points.map(|x| f64::from(f(x)) / exact(f64::from(x))).collect();
-        crate::replay::largest_difference(&shares, &vec![1.0; shares.len()])
+        crate::compare::largest_difference(&shares, &vec![1.0; shares.len()])
     }
 
     #[test]

@@ -14,49 +14,57 @@ use rayon::prelude::*;
 
 /// Sizes of a layer's call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dims {
-    pub(crate) steps: usize,
-    pub(crate) batch: usize,
-    pub(crate) input: usize,
-    pub(crate) hidden: usize,
+pub struct Dims {
+    /// Steps in time.
+    pub steps: usize,
+    /// Sequences.
+    pub batch: usize,
+    /// Numbers a step takes in.
+    pub input: usize,
+    /// Units.
+    pub hidden: usize,
 }
 
 impl Dims {
     /// Operations of a forward pass by the plain count.
-    pub(crate) fn flops(&self) -> usize {
+    pub fn flops(&self) -> usize {
         8 * self.steps * self.batch * self.hidden * (self.input + self.hidden)
     }
 }
 
 /// Which entries of the recurrent weights are kept (one byte each, 0 or 1), and the factor of those that are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept<'a> {
-    pub(crate) keep: &'a [u8],
-    pub(crate) scale: f64,
+pub struct Kept<'a> {
+    /// One byte a weight: 0 or 1.
+    pub keep: &'a [u8],
+    /// The factor of what is kept.
+    pub scale: f64,
 }
 
 /// What a layer computes from. Lengths follow from `dims`; [`forward`] checks them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layer<'a, T> {
-    pub(crate) dims: Dims,
+pub struct Layer<'a, T> {
+    /// Sizes.
+    pub dims: Dims,
     /// `[steps, batch, input]`.
-    pub(crate) x: &'a [T],
+    pub x: &'a [T],
     /// `[4·hidden, input]`.
-    pub(crate) w_ih: &'a [T],
+    pub w_ih: &'a [T],
     /// `[4·hidden, hidden]`.
-    pub(crate) w_hh: &'a [T],
+    pub w_hh: &'a [T],
     /// Weight drop of `w_hh`.
-    pub(crate) kept: Option<Kept<'a>>,
+    pub kept: Option<Kept<'a>>,
     /// Sum of both biases, `[4·hidden]`.
-    pub(crate) bias: &'a [T],
+    pub bias: &'a [T],
     /// State before the first step, `[batch, hidden]` each.
-    pub(crate) h0: &'a [T],
-    pub(crate) c0: &'a [T],
+    pub h0: &'a [T],
+    /// The first cells.
+    pub c0: &'a [T],
 }
 
 /// What the backward pass needs of the forward pass.
 #[derive(Debug)]
-pub(crate) struct Saved<T: Real> {
+pub struct Saved<T: Real> {
     /// Activated gates, `[steps, batch, 4·hidden]`.
     gates: Buf<T>,
     /// Cell states, `[steps, batch, hidden]`.
@@ -65,34 +73,42 @@ pub(crate) struct Saved<T: Real> {
 
 impl<T: Real> Saved<T> {
     /// The cell states, `[steps, batch, hidden]`.
-    pub(crate) fn cells(&self) -> &[T] {
+    pub fn cells(&self) -> &[T] {
         &self.cells
     }
 }
 
 /// The gradients that were asked for.
 #[derive(Debug)]
-pub(crate) struct Grads<T> {
-    pub(crate) x: Option<Vec<T>>,
-    pub(crate) w_ih: Option<Vec<T>>,
-    pub(crate) w_hh: Option<Vec<T>>,
-    pub(crate) bias: Option<Vec<T>>,
+pub struct Grads<T> {
+    /// Of the input.
+    pub x: Option<Vec<T>>,
+    /// Of the weights of the input.
+    pub w_ih: Option<Vec<T>>,
+    /// Of the weights of the state.
+    pub w_hh: Option<Vec<T>>,
+    /// Of the bias.
+    pub bias: Option<Vec<T>>,
 }
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) x: bool,
-    pub(crate) w_ih: bool,
-    pub(crate) w_hh: bool,
-    pub(crate) bias: bool,
+pub struct Wanted {
+    /// Of the input.
+    pub x: bool,
+    /// Of the weights of the input.
+    pub w_ih: bool,
+    /// Of the weights of the state.
+    pub w_hh: bool,
+    /// Of the bias.
+    pub bias: bool,
 }
 
 /// Writes the hidden states `[steps, batch, hidden]` to `y`.
 ///
 /// # Panics
 /// If a slice has not the length that `dims` says.
-pub(crate) fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
+pub fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
     let Dims { steps, batch, input, hidden } = layer.dims;
     let (rows, width) = (steps * batch, 4 * hidden);
     let lengths = [layer.x, layer.w_ih, layer.w_hh, layer.bias, layer.h0, layer.c0, y].map(<[T]>::len);
@@ -128,7 +144,7 @@ pub(crate) fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved
 }
 
 /// The gradients of everything that is `wanted`, from the gradient `dy` of the hidden states `y`.
-pub(crate) fn backward<T: Real>(
+pub fn backward<T: Real>(
     isa: Isa,
     layer: &Layer<T>,
     y: &[T],

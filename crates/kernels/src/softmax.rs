@@ -13,13 +13,13 @@ const LANES: usize = 16;
 
 /// What one row is compared with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Row {
+pub struct Row {
     /// The right class; it must lie inside the row.
-    pub(crate) class: usize,
+    pub class: usize,
     /// Factor of the gradient, 1/rows for a mean.
-    pub(crate) scale: f64,
+    pub scale: f64,
     /// Share of the target that is spread evenly over all classes.
-    pub(crate) smoothing: f64,
+    pub smoothing: f64,
 }
 
 multiversion! {
@@ -85,7 +85,7 @@ fn row_f32_body<const FMA: bool>(row: &mut [f32], bias: Option<&[f32]>, t: Row) 
 }
 
 /// Loss of one row of logits (plus `bias`, if there is one), which are replaced by the loss's gradient times `t.scale`.
-pub(crate) fn row<T: Real>(isa: Isa, row: &mut [T], bias: Option<&[T]>, t: Row) -> f64 {
+pub fn row<T: Real>(isa: Isa, row: &mut [T], bias: Option<&[T]>, t: Row) -> f64 {
     if T::IS_F32 { row_f32(isa, as_f32_mut(row), bias.map(as_f32), t) } else { row_exact(row, bias, t) }
 }
 
@@ -127,7 +127,7 @@ mod tests {
                     // The sum of n exponentials in 16 partial sums: n/16 roundings of 6e-8 at worst.
                     assert!((la - lb).abs() <= 1e-6 * (1.0 + lb), "{isa:?} n={n}: {la} {lb}");
                     let found: Vec<f64> = a.iter().copied().map(f64::from).collect();
-                    let worst = crate::replay::largest_difference(&found, &b);
+                    let worst = crate::compare::largest_difference(&found, &b);
                     assert!(worst <= 1e-6 * t.scale, "{isa:?} n={n}: {worst:e}");
                     assert!(a.iter().all(|v| *v == 0.0 || v.is_normal()), "{isa:?}: denormals");
                 }

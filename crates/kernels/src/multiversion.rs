@@ -8,7 +8,7 @@ macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name(isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx2,fma")]
@@ -17,10 +17,10 @@ macro_rules! multiversion {
                 fn avx2($($arg: $ty),*) $(-> $ret)? { $body::<true>($($arg),*) }
                 match isa.level() {
                     // SAFETY: to hold it proves that it was detected, with AVX2 and FMA.
-                    $crate::kernels::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::Level::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
-                    $crate::kernels::Level::Avx2 => return unsafe { avx2($($arg),*) },
-                    $crate::kernels::Level::Portable => {}
+                    $crate::Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::Level::Portable => {}
                 }
             }
             let _ = isa;

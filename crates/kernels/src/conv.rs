@@ -193,7 +193,7 @@ pub fn grad_weight<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, (x, dy): (&
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::relative_difference;
+    use crate::compare::relative_difference;
 
     /// Sums of the definition, in f64: y, dx, dw for given x, w, dy.
     fn reference(g: &Geometry, x: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn numbers<T: Real>(n: usize, salt: usize) -> (Vec<T>, Vec<f64>) {
-        let mut rng = crate::rng::Rng::new(7, "conv", "test", salt as u64);
+        let mut rng = taper_random::Rng::new(7, "conv", "test", salt as u64);
         let t: Vec<T> = (0..n).map(|_| T::from_f64(rng.uniform() - 0.5)).collect();
         let d = t.iter().map(|v| v.to_f64()).collect();
         (t, d)

@@ -6,7 +6,7 @@ use super::checkpoint::Loaded;
 use super::inputs::Inputs;
 use super::manifest::Stretch;
 use super::{Claim, Outcome, RunError, shards};
-use crate::recipe::{Recipe, RecipeError};
+use crate::recipe::{Recipe, RecipeError, Task};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -19,6 +19,10 @@ pub fn check_ranks(recipe: &Recipe, ranks: usize) -> Result<(), RecipeError> {
     let shards = recipe.train.shards;
     if ranks > 0 && shards.is_multiple_of(ranks) {
         return Ok(());
+    }
+    if matches!(recipe.task(), Task::Problem(_)) {
+        let message = format!("a problem has no batches that {ranks} processes could share: leave --ranks out");
+        return Err(recipe.error_at("problem", message));
     }
     let possible = shards::divisors(shards).iter().map(usize::to_string).collect::<Vec<_>>();
     let more = if shards == 1 { "; a larger `train.shards` can be shared by more" } else { "" };

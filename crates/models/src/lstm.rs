@@ -284,6 +284,11 @@ impl Model for LanguageModel {
         self.loss_of(&hidden, target, mode.is_train())
     }
 
+    fn advance(&mut self, input: &Tensor, mode: Mode) -> Result<()> {
+        let masks = self.masks(input, mode)?;
+        self.hidden(input, &masks).map(drop)
+    }
+
     fn carry(&self) -> Vec<(String, Tensor)> {
         let pair = |(l, state): (usize, &LstmState)| {
             [(format!("h.{l}"), state.h.clone()), (format!("c.{l}"), state.c.clone())]

@@ -94,6 +94,11 @@ pub trait Model: Send {
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
     }
 
+    /// Moves on what is carried as [`Model::logits`] does, where nobody asks for the logits.
+    fn advance(&mut self, input: &Tensor, mode: Mode) -> Result<()> {
+        self.logits(input, mode).map(drop)
+    }
+
     /// What is carried from one batch to the next (an LSTM's state), by name, for checkpoints.
     fn carry(&self) -> Vec<(String, Tensor)> {
         Vec::new()

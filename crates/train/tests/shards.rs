@@ -2,15 +2,20 @@
 //!
 //! The processes are threads here, each with a world of its own; crates/taper/tests/reliability/ranks.rs has real ones.
 #![cfg(unix)]
+use candle_core::Tensor;
+use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use taper_data::{DataError, DataRegistry, Dataset, Description, Loaded, Search};
+use taper_models::registry::Cost;
+use taper_models::{Loss, Mode, Model, Task};
 use taper_optim::rule::{Config, Invalid, ranges};
 use taper_optim::{Info, Second, TensorRule, TensorStep};
 use taper_train::run::{self, Options, Outcome, RunError, Show, Watch};
@@ -230,6 +235,101 @@ fn an_lstm_is_the_same_for_any_number_of_ranks() {
     same_also_divided(LSTM, &[2, 3, 4, 6]);
 }
 
+/// One stream, fewer than ranks, more than shards, and ends of streams that are no whole window.
+#[test]
+fn the_evaluation_of_text_is_the_same_for_any_number_of_ranks() {
+    for (streams, tokens) in [(1, 66), (5, 111), (17, 900)] {
+        let sizes = format!("valid: {tokens}, test: 100, batch_size: 14, eval_batch_size: {streams}");
+        let text = LSTM.replace("valid: 100, test: 100, batch_size: 14, eval_batch_size: 2", &sizes);
+        assert_ne!(text, LSTM);
+        same_for(&text, &[2, 3, 4, 6, 12]);
+    }
+}
+
+thread_local! {
+    /// Tokens of evaluations that this rank has judged, and that it has read over.
+    static JUDGED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
+}
+
+/// An LSTM that counts.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Counting {}
+
+struct Counted(Box<dyn Model>);
+
+impl taper_models::registry::Config for Counting {
+    fn build(&self, task: Task, vb: VarBuilder) -> taper_models::Result<Box<dyn Model>> {
+        let config = serde_json::json!({"layers": 1, "emb": 6});
+        Ok(Box::new(Counted(taper_models::Registry::builtin().get("lstm")?.build(&config, task, vb)?)))
+    }
+    fn cost(&self, _: Task) -> taper_models::Result<Cost> {
+        Ok(Cost { parameters: 1, flops: 1, activation_bytes: 1 })
+    }
+}
+
+impl Model for Counted {
+    fn logits(&mut self, input: &Tensor, mode: Mode) -> taper_models::Result<Tensor> {
+        self.0.logits(input, mode)
+    }
+    fn loss(&mut self, input: &Tensor, target: &Tensor, mode: Mode) -> taper_models::Result<Loss> {
+        let [judged, read] = JUDGED.get();
+        JUDGED.set([judged + if mode == Mode::Eval { input.elem_count() } else { 0 }, read]);
+        self.0.loss(input, target, mode)
+    }
+    fn advance(&mut self, input: &Tensor, mode: Mode) -> taper_models::Result<()> {
+        let [judged, read] = JUDGED.get();
+        JUDGED.set([judged, read + input.elem_count()]);
+        self.0.advance(input, mode)
+    }
+    fn carry(&self) -> Vec<(String, Tensor)> {
+        self.0.carry()
+    }
+    fn set_place(&mut self, first: usize) {
+        self.0.set_place(first);
+    }
+    fn set_carry(&mut self, carry: &[(String, Tensor)]) -> taper_models::Result<()> {
+        self.0.set_carry(carry)
+    }
+}
+
+/// Every token is judged by one rank; a rank reads over no more than the start of one part.
+#[test]
+fn the_evaluation_of_text_is_shared_out() {
+    let mut registries = registries();
+    registries.models.register("counting", "of the tests", Counting::default()).unwrap();
+    let text = LSTM.replace("{name: lstm, layers: 2, emb: 12, hidden: 16}", "{name: counting}");
+    let text = text.replace("valid: 100", "valid: 400").replace("epochs: 2", "epochs: 1");
+    let counts = |size: usize, streams: usize| -> Vec<[usize; 2]> {
+        let set = [format!("data.eval_batch_size={streams}")];
+        let recipe = Recipe::parse("net.yaml", &text, &set, &registries).unwrap();
+        let (folder, counts) = (tempfile::tempdir().unwrap(), Mutex::new(vec![[0; 2]; size]));
+        for end in ranks(size, |world| {
+            let (rank, options) = (world.rank(), options(folder.path(), world));
+            let end = run::run(&recipe, &registries, &options);
+            counts.lock().unwrap()[rank] = JUDGED.take();
+            end
+        }) {
+            end.unwrap();
+        }
+        counts.into_inner().unwrap()
+    };
+    for streams in [1, 2, 4] {
+        let [[all, 0]] = counts(1, streams)[..] else { panic!("one process reads over nothing") };
+        for size in [2, 3, 4] {
+            let found = counts(size, streams);
+            assert_eq!(found.iter().map(|[judged, _]| judged).sum::<usize>(), all, "{found:?}");
+            for [judged, read] in &found {
+                // Windows have 20 tokens of one stream; two sets are evaluated.
+                assert!(judged.abs_diff(all / size) <= 2 * 20, "{streams} streams: {found:?}");
+                assert!(*read < all / streams, "{streams} streams: {found:?}");
+            }
+            let whole_parts = streams % size == 0;
+            assert_eq!(whole_parts, found.iter().all(|[_, read]| *read == 0), "{streams}: {found:?}");
+        }
+    }
+}
+
 #[test]
 fn an_optimizer_that_sums_over_all_parameters_is_the_same_for_any_number_of_ranks() {
     same_also_divided(ADAGD, &[2, 3, 4, 6]);
@@ -352,6 +452,10 @@ fn a_problem_has_no_shards() {
     let text = "problem: {name: powell}\noptimizer: {name: adam}\ntrain: {steps: 3, shards: 2}";
     let error = Recipe::parse("net.yaml", text, &[], &Registries::default()).unwrap_err().to_string();
     assert!(error.contains("net.yaml:3") && error.contains("a problem has none"), "{error}");
+    let alone = parse(text, &["train.shards=1"]);
+    assert!(run::check_ranks(&alone, 1).is_ok());
+    let error = run::check_ranks(&alone, 2).unwrap_err().to_string();
+    assert!(error.contains("net.yaml:1") && error.contains("that 2 processes could share"), "{error}");
 }
 
 /// Stopped by one rank, gone on with by others, the run has the bytes of one that was left alone.

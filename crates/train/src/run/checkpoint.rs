@@ -35,6 +35,15 @@ impl Sums {
         self.correct += correct as u64;
         self.samples += samples;
     }
+
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            loss: self.loss + other.loss,
+            correct: self.correct + other.correct,
+            samples: self.samples + other.samples,
+        }
+    }
 }
 
 /// What a run knows besides tensors.

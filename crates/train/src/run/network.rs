@@ -1,8 +1,10 @@
 //! A network with the data it learns from, as a task.
+mod judge;
+
 use super::RunError;
 use super::checkpoint::Sums;
 use super::feed::Feed;
-use super::figure::{Figure, read_all};
+use super::figure::Figure;
 use super::metrics::{Split, Values};
 use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Task};
@@ -379,40 +381,8 @@ impl Task for Network {
         split: Split,
         more: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Values, RunError> {
-        let device = self.device.clone();
-        let world = self.shards.world().clone();
-        // Batches of images know nothing of each other; windows of text go on from the ones before, and every process reads them.
-        let shared = self.is_classification() && !world.is_alone();
-        let batches: Batches = match (&self.source, split) {
-            (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
-                let own = world.share(set.batches());
-                Box::new(self.image_batches(set, 0, own.start).take(own.len()))
-            }
-            (Source::Text { val, test, lengths, .. }, _) => {
-                let stream = if split == Split::Val { val.clone() } else { test.clone() };
-                let windows = stream.fixed_windows(lengths.base);
-                Box::new(windows.map(move |w| tokens(&stream, w, &device)))
-            }
-        };
-        self.afresh(|network| {
-            let (mut figures, mut samples) = (Vec::new(), Vec::new());
-            for batch in batches {
-                let batch = batch?;
-                let loss = network.model.loss(&batch.input, &batch.target, Mode::Eval)?;
-                figures.extend([Figure::of(&loss.nll)?, network.correct(&loss, &batch)?]);
-                samples.push(batch.samples);
-                if !more(batch.samples) {
-                    break;
-                }
-            }
-            let measured = read_all(&figures)?;
-            let measured = measured.chunks_exact(2).zip(samples).map(|(of, samples)| (of[0], of[1], samples));
-            let measured: Vec<Measured> =
-                if shared { gathered(&world, measured)? } else { measured.collect() };
-            let mut sums = Sums::default();
-            measured.into_iter().for_each(|(loss, correct, samples)| sums.add(loss, correct, samples));
-            Ok(network.values(&sums))
-        })
+        let sums = self.afresh(|network| network.judge(split, more))?;
+        Ok(self.values(&sums))
     }
 
     fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError> {
@@ -474,21 +444,6 @@ impl Task for Network {
 /// The name of what a shard carries in a file.
 fn of_shard(shard: usize, name: &str) -> String {
     format!("shard.{shard}.{name}")
-}
-
-/// The mean loss of a batch, its right answers and its samples.
-type Measured = (f64, f64, u64);
-
-/// What all processes measured, in the order of batches, of which each has a block.
-fn gathered(world: &World, own: impl Iterator<Item = Measured>) -> Result<Vec<Measured>, RunError> {
-    let words = own.flat_map(|(loss, correct, samples)| {
-        [loss.to_le_bytes(), correct.to_le_bytes(), samples.to_le_bytes()].concat()
-    });
-    let all = world.gather(&words.collect::<Vec<u8>>())?.concat();
-    let word = |bytes: &[u8]| <[u8; 8]>::try_from(bytes).unwrap_or_default();
-    let number = |bytes: &[u8]| f64::from_le_bytes(word(bytes));
-    let measured = |of: &[u8]| (number(&of[..8]), number(&of[8..16]), u64::from_le_bytes(word(&of[16..])));
-    Ok(all.chunks_exact(24).map(measured).collect())
 }
 
 fn shape(loaded: &Loaded) -> Shape {

@@ -70,6 +70,11 @@ impl Shards {
         start(shard)..start(shard + 1)
     }
 
+    /// Where the shards of a batch of `n` samples lie that are not empty.
+    pub fn parts(&self, n: usize) -> Vec<Range<usize>> {
+        (0..self.count).map(|shard| self.place(n, shard)).filter(|place| !place.is_empty()).collect()
+    }
+
     /// The sum of what `compute` says of each shard of a batch of `n` samples, given its number, its place and its weight. Each
     /// contributes `length` numbers.
     pub fn sum(

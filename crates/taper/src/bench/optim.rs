@@ -12,7 +12,7 @@ use taper_optim::{Evaluated, Registry, StepContext};
 /// The shapes of parameters.
 type Shapes = Vec<Vec<usize>>;
 
-const ONE: usize = 24_000_000;
+pub const ONE: usize = 24_000_000;
 /// A convolution of 512 filters over 512 channels, as a matrix.
 const MATRIX: [usize; 2] = [512, 4608];
 /// The side of a matrix with SOAP's bases, and what is measured of them.

@@ -24,7 +24,17 @@ pub enum Cost {
         shards: usize,
         /// Cores of the machine.
         cores: usize,
+        /// Equal runs at the same time, so that no core is idle; each knows nothing of the others.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        beside: usize,
         /// Seconds a step, in the best epoch of all rounds.
+        seconds: f64,
+    },
+    /// A step of the optimizer, which every process takes.
+    Optimizer {
+        /// Parameters.
+        numbers: usize,
+        /// Seconds, on the whole machine.
         seconds: f64,
     },
     /// The exchange of gradients alone.
@@ -51,10 +61,16 @@ pub enum Cost {
     },
 }
 
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
 /// A network in a short run.
 struct Net {
     name: &'static str,
     recipe: &'static str,
+    /// What makes half of every batch of it.
+    half: [&'static str; 2],
     parameters: fn() -> usize,
 }
 
@@ -68,6 +84,7 @@ model: {name: resnet18}
 optimizer: {name: adam, lr: 1.0e-6}
 train: {epochs: 3, checkpoint: {keep: 1, every_epochs: 100}}
 ",
+        half: ["data.train=96", "data.batch_size=24"],
         parameters: || Workload::conv("resnet18", "fast", 1).parameters(),
     },
     Net {
@@ -78,21 +95,47 @@ model: {name: lstm, layers: 1, hidden: 1150, emb: 400}
 optimizer: {name: adam, lr: 1.0e-6}
 train: {epochs: 3, bptt: {length: 70, half: 0, std: 0, min: 5}, checkpoint: {keep: 1, every_epochs: 100}}
 ",
+        half: ["data.train=3373", "data.batch_size=12"],
         parameters: || Workload::lstm(1, 1150, 1, 1).parameters(),
     },
 ];
 
-/// Processes, threads of each and shards: two ways to use two cores, then what the model is held to.
-const WAYS: [(usize, usize, usize); 7] =
-    [(1, 2, 2), (2, 1, 2), (1, 1, 12), (2, 1, 12), (3, 1, 12), (4, 1, 12), (6, 1, 12)];
+/// A way to train a network.
+#[derive(Clone, Copy)]
+struct Way {
+    processes: usize,
+    threads: usize,
+    shards: usize,
+    beside: usize,
+}
+
+/// Two ways to use two cores, then what the model is held to: in twelve shards, and half the batch in half of them.
+const WAYS: [Way; 9] = [
+    way(1, 2, 2, 0),
+    way(2, 1, 2, 0),
+    way(1, 1, 12, 0),
+    way(1, 1, 12, 1),
+    way(1, 1, HALF, 1),
+    way(2, 1, 12, 0),
+    way(3, 1, 12, 0),
+    way(4, 1, 12, 0),
+    way(6, 1, 12, 0),
+];
+/// So many shards are of half the batch.
+const HALF: usize = 6;
+
+const fn way(processes: usize, threads: usize, shards: usize, beside: usize) -> Way {
+    Way { processes, threads, shards, beside }
+}
 
 /// Every way once, then again.
 const ROUNDS: usize = 3;
 
-/// Measures all, and tells what it is at.
-pub fn measure_all(sides: &Sides, say: &dyn Fn(&str)) -> Result<Vec<Cost>, BenchError> {
+/// Measures all whose names have one of `names` in them, or simply all, and tells what it is at.
+pub fn measure_all(names: &[String], sides: &Sides, say: &dyn Fn(&str)) -> Result<Vec<Cost>, BenchError> {
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|part| name.contains(part));
     let mut costs = Vec::new();
-    for case in select(&["exchange".to_owned()])? {
+    for case in select(&["exchange".to_owned()])?.into_iter().filter(|case| wanted(&case.name)) {
         say(&case.name);
         let result = measure(&case, sides)?.json();
         let number = |key: &str| result[key].as_f64().unwrap_or(f64::NAN);
@@ -100,73 +143,110 @@ pub fn measure_all(sides: &Sides, say: &dyn Fn(&str)) -> Result<Vec<Cost>, Bench
         let (seconds, copies) = (number("ours_s"), number("copying twice_s"));
         costs.push(Cost::Exchange { processes, numbers: NUMBERS, seconds, copies });
     }
-    let machine = |name: &str, workload: Workload| -> Result<Cost, BenchError> {
+    let best = |name: &str| -> Result<f64, BenchError> {
         say(name);
         let mut seconds = f64::INFINITY;
         for case in select(&[name.to_owned()])? {
             seconds = seconds.min(measure(&case, sides)?.seconds());
         }
-        let (net, numbers, batch) = (workload.name(), workload.parameters(), workload.batch);
-        Ok(Cost::Machine { net, numbers, batch, seconds })
+        Ok(seconds)
     };
-    costs.push(machine("resnet34-step/32/fast", Workload::conv("resnet34", "fast", 32))?);
-    costs.push(machine("lstm3-step", Workload::lstm(3, 1150, 20, 70))?);
+    if wanted(OPTIMIZER) {
+        costs.push(Cost::Optimizer { numbers: super::optim::ONE, seconds: best(OPTIMIZER)? });
+    }
+    for (name, workload) in [
+        ("resnet34-step/32/fast", Workload::conv("resnet34", "fast", 32)),
+        ("lstm3-step", Workload::lstm(3, 1150, 20, 70)),
+    ] {
+        if wanted(name) {
+            let (net, numbers, batch) = (workload.name(), workload.parameters(), workload.batch);
+            costs.push(Cost::Machine { net, numbers, batch, seconds: best(name)? });
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     for net in &NETS {
         let mut best = [f64::INFINITY; WAYS.len()];
         for round in 0..ROUNDS {
-            for (best, way) in best.iter_mut().zip(WAYS) {
-                let (processes, threads, _) = way;
-                say(&format!("{}, {processes} x {threads} threads, round {}", net.name, round + 1));
-                *best = best.min(seconds_a_step(net, way)?);
+            for (best, way) in best.iter_mut().zip(&WAYS) {
+                let name = way.name(net);
+                if wanted(&name) {
+                    say(&format!("{name}, round {}", round + 1));
+                    *best = best.min(way.seconds_a_step(net)?);
+                }
             }
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        costs.extend(WAYS.into_iter().zip(best).map(|((processes, threads, shards), seconds)| Cost::Step {
+        let measured = WAYS.iter().zip(best).filter(|(_, best)| best.is_finite());
+        costs.extend(measured.map(|(way, seconds)| Cost::Step {
             net: net.name.to_owned(),
-            processes,
-            threads,
-            shards,
+            processes: way.processes,
+            threads: way.threads,
+            shards: way.shards,
             cores,
+            beside: way.beside,
             seconds,
         }));
     }
     Ok(costs)
 }
 
-/// Of the best epoch of a run in a folder of its own, by the command that users have.
-fn seconds_a_step(net: &Net, (processes, threads, shards): (usize, usize, usize)) -> Result<f64, BenchError> {
-    let io = |path: &std::path::Path| {
-        let path = path.display().to_string();
-        move |source| BenchError::Io { path, source }
-    };
-    let failed = |message: String| BenchError::Side { side: "a shared run", message };
-    let folder = taper_files::scratch().map_err(|e| failed(e.to_string()))?;
-    let recipe = folder.path().join("net.yaml");
-    std::fs::write(&recipe, net.recipe).map_err(io(&recipe))?;
-    let program = std::env::current_exe().map_err(io(folder.path()))?;
-    let output = Command::new(program)
-        .args(["train", "--quiet", "--offline", "--ranks", &processes.to_string()])
-        .args(["--threads", &threads.to_string(), "--set", &format!("train.shards={shards}")])
-        .arg("--runs")
-        .arg(folder.path().join("runs"))
-        .arg(&recipe)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(io(&recipe))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
+/// The step of an optimizer that is measured.
+const OPTIMIZER: &str = "optim/adam/one";
+
+impl Way {
+    fn name(self, net: &Net) -> String {
+        let Self { processes, threads, shards, beside } = self;
+        let twice = if beside > 0 { ", twice at once" } else { "" };
+        format!("{}, {processes} x {threads} threads, {shards} shards{twice}", net.name)
     }
-    let runs = folder.path().join("runs");
-    let run = std::fs::read_dir(&runs).map_err(io(&runs))?.flatten().map(|entry| entry.path());
-    let timing = run.map(|run| run.join("timing.jsonl")).find(|timing| timing.exists());
-    let timing = timing.ok_or_else(|| failed("left no timing.jsonl".into()))?;
-    let text = std::fs::read_to_string(&timing).map_err(io(&timing))?;
-    // The first epoch warms up.
-    let rates = text.lines().skip(1).filter_map(|line| {
-        serde_json::from_str::<Value>(line).ok()?["steps_per_second"].as_f64().filter(|rate| *rate > 0.0)
-    });
-    let best = rates.reduce(f64::max);
-    best.map(f64::recip).ok_or_else(|| failed(format!("{}: no epoch but the first", timing.display())))
+
+    /// Of the slowest of all that run at once.
+    fn seconds_a_step(self, net: &Net) -> Result<f64, BenchError> {
+        std::thread::scope(|scope| {
+            let runs: Vec<_> = (0..=self.beside).map(|_| scope.spawn(move || self.train(net))).collect();
+            let failed = || BenchError::Side { side: "a shared run", message: "came to no end".into() };
+            let ends = runs.into_iter().map(|run| run.join().unwrap_or_else(|_| Err(failed())));
+            Ok(ends.collect::<Result<Vec<f64>, _>>()?.into_iter().fold(0.0, f64::max))
+        })
+    }
+
+    /// Of the best epoch of a run in a folder of its own, by the command that users have.
+    fn train(self, net: &Net) -> Result<f64, BenchError> {
+        let Self { processes, threads, shards, .. } = self;
+        let io = |path: &std::path::Path| {
+            let path = path.display().to_string();
+            move |source| BenchError::Io { path, source }
+        };
+        let failed = |message: String| BenchError::Side { side: "a shared run", message };
+        let folder = taper_files::scratch().map_err(|e| failed(e.to_string()))?;
+        let recipe = folder.path().join("net.yaml");
+        std::fs::write(&recipe, net.recipe).map_err(io(&recipe))?;
+        let program = std::env::current_exe().map_err(io(folder.path()))?;
+        let half = if shards == HALF { &net.half[..] } else { &[] };
+        let output = Command::new(program)
+            .args(["train", "--quiet", "--offline", "--ranks", &processes.to_string()])
+            .args(["--threads", &threads.to_string(), "--set", &format!("train.shards={shards}")])
+            .args(half.iter().flat_map(|half| ["--set", half]))
+            .arg("--runs")
+            .arg(folder.path().join("runs"))
+            .arg(&recipe)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(io(&recipe))?;
+        if !output.status.success() {
+            return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
+        }
+        let runs = folder.path().join("runs");
+        let run = std::fs::read_dir(&runs).map_err(io(&runs))?.flatten().map(|entry| entry.path());
+        let timing = run.map(|run| run.join("timing.jsonl")).find(|timing| timing.exists());
+        let timing = timing.ok_or_else(|| failed("left no timing.jsonl".into()))?;
+        let text = std::fs::read_to_string(&timing).map_err(io(&timing))?;
+        // The first epoch warms up.
+        let rates = text.lines().skip(1).filter_map(|line| {
+            serde_json::from_str::<Value>(line).ok()?["steps_per_second"].as_f64().filter(|rate| *rate > 0.0)
+        });
+        let best = rates.reduce(f64::max);
+        best.map(f64::recip).ok_or_else(|| failed(format!("{}: no epoch but the first", timing.display())))
+    }
 }
 
 /// What connects machines, by its bytes a second and seconds a message.
@@ -188,12 +268,22 @@ const WORKERS: usize = 1024;
 /// The batch that workers share where it does not grow with them.
 const SHARED_BATCH: f64 = 1024.0;
 
+/// Seconds that the optimizer takes for a number.
+fn optimizer(costs: &[Cost]) -> Option<f64> {
+    costs.iter().find_map(|cost| match cost {
+        Cost::Optimizer { numbers, seconds } => Some(seconds / *numbers as f64),
+        _ => None,
+    })
+}
+
 /// One network on many machines like the one that was measured.
 struct Model {
     net: String,
     numbers: f64,
     batch: f64,
-    /// Seconds a sample.
+    /// Seconds of the optimizer's step, which does not grow with the batch and is not divided.
+    fixed: f64,
+    /// Seconds a sample beside that.
     sample: f64,
     /// Bytes that the memory of a machine moves a second.
     memory: f64,
@@ -205,14 +295,19 @@ impl Model {
             Cost::Exchange { numbers, copies, .. } => Some(16.0 * *numbers as f64 / copies),
             _ => None,
         });
+        let optimizer = optimizer(costs).unwrap_or_default();
         let of = |cost: &Cost| match (cost, copied) {
-            (Cost::Machine { net, numbers, batch, seconds }, Some(memory)) => Some(Self {
-                net: net.clone(),
-                numbers: *numbers as f64,
-                batch: *batch as f64,
-                sample: seconds / *batch as f64,
-                memory,
-            }),
+            (Cost::Machine { net, numbers, batch, seconds }, Some(memory)) => {
+                let fixed = optimizer * *numbers as f64;
+                Some(Self {
+                    net: net.clone(),
+                    numbers: *numbers as f64,
+                    batch: *batch as f64,
+                    fixed,
+                    sample: (seconds - fixed) / *batch as f64,
+                    memory,
+                })
+            }
             _ => None,
         };
         costs.iter().filter_map(of).collect()
@@ -227,17 +322,17 @@ impl Model {
 
     /// Seconds of a step of so many, with `batch` samples each.
     fn step(&self, workers: f64, batch: f64, link: &Link) -> f64 {
-        self.sample * batch + self.exchange(workers, link)
+        self.fixed + self.sample * batch + self.exchange(workers, link)
     }
 
     /// How much faster so many are with one batch between them.
     fn speedup(&self, workers: f64, link: &Link) -> f64 {
-        self.sample * SHARED_BATCH / self.step(workers, SHARED_BATCH / workers, link)
+        (self.fixed + self.sample * SHARED_BATCH) / self.step(workers, SHARED_BATCH / workers, link)
     }
 
     /// The part of the time that is work where each has a batch of its own.
     fn efficiency(&self, workers: f64, link: &Link) -> f64 {
-        self.sample * self.batch / self.step(workers, self.batch, link)
+        (self.fixed + self.sample * self.batch) / self.step(workers, self.batch, link)
     }
 }
 
@@ -263,10 +358,11 @@ pub fn table(costs: &[Cost]) -> String {
             _ => None,
         })
     };
-    let step_of = |wanted: (&str, usize, usize, usize)| {
+    let step_of = |wanted: (&str, Way)| {
         costs.iter().find_map(|cost| match cost {
-            Cost::Step { net, processes, threads, shards, seconds, .. }
-                if (net.as_str(), *processes, *threads, *shards) == wanted =>
+            Cost::Step { net, processes, threads, shards, beside, seconds, .. }
+                if (net.as_str(), *processes, *threads, *shards, *beside)
+                    == (wanted.0, wanted.1.processes, wanted.1.threads, wanted.1.shards, wanted.1.beside) =>
             {
                 Some(*seconds)
             }
@@ -275,18 +371,24 @@ pub fn table(costs: &[Cost]) -> String {
     };
     for cost in costs {
         match cost {
-            Cost::Step { net, processes, threads, shards, cores, seconds } => {
+            Cost::Step { net, processes, threads, shards, cores, beside, seconds } => {
                 let numbers = NETS.iter().find(|known| known.name == net).map(|known| (known.parameters)());
-                // The work of one process shared by as many cores as there are, and the exchange.
-                let alone = step_of((net, 1, *threads, *shards)).filter(|_| *processes > 1 && *shards > 2);
-                let expected =
-                    alone.zip(exchange_of(*processes)).zip(numbers).map(|((alone, each), numbers)| {
-                        alone / (*processes).min(*cores) as f64 + each * numbers as f64
-                    });
-                let whole = step_of((net, 1, processes * threads, *shards)).filter(|_| *processes > 1);
+                // A process alone, with every core at work: what it does for each shard, and what it does once a step, as every
+                // process does that shares the run.
+                let alone = step_of((net, way(1, *threads, *shards, 1)));
+                let alone = alone.zip(step_of((net, way(1, *threads, HALF, 1))));
+                let exchange = exchange_of(*processes).zip(numbers).map(|(each, n)| each * n as f64);
+                let expected = alone.zip(exchange).map(|((whole, half), exchange)| {
+                    let once = (2.0 * half - whole).max(0.0);
+                    let crowd = (*processes as f64 / *cores as f64).max(1.0);
+                    (whole - once) / (*processes).min(*cores) as f64 + once * crowd + exchange
+                });
+                let expected = expected.filter(|_| *processes > 1 && *shards > HALF);
+                let whole =
+                    step_of((net, way(1, processes * threads, *shards, 0))).filter(|_| *processes > 1);
                 steps.row([
                     net.clone(),
-                    format!("{processes} x {threads}"),
+                    format!("{processes} x {threads}{}", if *beside > 0 { ", twice at once" } else { "" }),
                     shards.to_string(),
                     format!("{:.1}", seconds * 1e3),
                     expected.map(|expected| format!("{:.1}", expected * 1e3)).unwrap_or_default(),
@@ -302,7 +404,7 @@ pub fn table(costs: &[Cost]) -> String {
                 format!("{:.1}", copies * 1e3),
                 format!("{:.2}", seconds / copies),
             ]),
-            Cost::Machine { .. } => {}
+            Cost::Machine { .. } | Cost::Optimizer { .. } => {}
         }
     }
     let mut model = Table::new([
@@ -333,7 +435,7 @@ pub fn table(costs: &[Cost]) -> String {
 pub fn picture(costs: &[Cost]) -> String {
     let mut rows = Vec::new();
     for net in Model::all(costs) {
-        let seconds = net.sample * net.batch;
+        let seconds = net.fixed + net.sample * net.batch;
         let chart = |title: &str, y: &str, of: &dyn Fn(f64, &Link) -> f64| {
             let text = format!(
                 "A model, not a measurement: machines like the measured one, which takes {seconds:.2} s for {} samples.",
@@ -360,21 +462,25 @@ mod tests {
     use super::*;
 
     fn costs() -> Vec<Cost> {
-        let step = |processes, threads, shards, seconds| Cost::Step {
+        let step = |Way { processes, threads, shards, beside }, seconds| Cost::Step {
             net: "resnet18".into(),
             processes,
             threads,
             shards,
             cores: 2,
+            beside,
             seconds,
         };
         vec![
             Cost::Exchange { processes: 2, numbers: 1_000_000, seconds: 0.004, copies: 0.002 },
             Cost::Machine { net: "net".into(), numbers: 1_000_000, batch: 10, seconds: 0.1 },
-            step(1, 2, 2, 0.5),
-            step(2, 1, 2, 0.625),
-            step(1, 1, 12, 1.0),
-            step(2, 1, 12, 0.7),
+            Cost::Optimizer { numbers: 2_000_000, seconds: 0.04 },
+            step(way(1, 2, 2, 0), 0.5),
+            step(way(2, 1, 2, 0), 0.625),
+            step(way(1, 1, 12, 0), 0.9),
+            step(way(1, 1, 12, 1), 1.0),
+            step(way(1, 1, 6, 1), 0.6),
+            step(way(2, 1, 12, 0), 0.7),
         ]
     }
 
@@ -387,6 +493,8 @@ mod tests {
         let expected = 2.0 * (3e-3 + 4.0 * 0.75e6 / 1e9) + 12.0 * 0.75e6 / 8e9;
         // Four roundings of numbers near 0.01.
         assert!((model.exchange(4.0, &link) - expected).abs() < 1e-16, "{}", model.exchange(4.0, &link));
+        // Of 0.1 s a fifth is the optimizer's, whatever the batch.
+        assert!((model.step(1.0, 5.0, &link) - 0.06).abs() < 1e-16, "{}", model.step(1.0, 5.0, &link));
         assert_eq!(model.efficiency(1.0, &link), 1.0);
         assert_eq!(model.speedup(1.0, &link), 1.0);
         assert!(model.speedup(64.0, &link) < 64.0);
@@ -398,8 +506,8 @@ mod tests {
         let costs: Vec<Cost> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
         let table = table(&costs).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(table.contains("| resnet18 | 2 x 1 | 2 | 625.0 | | 0.80 of 1 x 2 |"), "{table}");
-        // Half of a second, and 11 million numbers at 4 ns each.
-        assert!(table.contains("| resnet18 | 2 x 1 | 12 | 700.0 | 544.7 |"), "{table}");
+        // Half of 0.8 s that is work of shards, 0.2 s that is not, and 11 million numbers at 4 ns each.
+        assert!(table.contains("| resnet18 | 2 x 1 | 12 | 700.0 | 644.7 |"), "{table}");
         assert!(table.contains("| 2 | 1000000 | 4.0 | 2.0 | 2.00 |"), "{table}");
         let svg = picture(&costs);
         assert!(svg.contains("net: a batch each") && svg.contains("not a measurement"), "{svg}");

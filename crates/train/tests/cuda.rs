@@ -163,3 +163,39 @@ fn images_come_from_a_few_pinned_buffers() {
     let pinned = last[3] - first[3];
     assert!(first[3] > 0 && pinned <= 16, "{pinned} buffers of pinned memory in 20 steps");
 }
+
+/// Two ranks with batch statistics and more shards than ranks, of which some are empty. A real device is one rank's alone.
+#[cfg(feature = "nccl")]
+#[test]
+fn ranks_exchange_from_device_to_device() {
+    if !has_device() || counts().is_none() {
+        return;
+    }
+    let model = "{name: resnet, num_blocks: [1, 1], widths: [8, 16]}";
+    // Batches of 8 and of 4 images.
+    let short = |model: &str| images(model).replace("train: 160", "train: 12");
+    for (text, shards) in [(short(model), 6), (short(MLP), 2), (TEXT.to_owned(), 4)] {
+        let set = ["device=cuda".into(), "train.steps=5".into(), format!("train.shards={shards}")];
+        let recipe = Recipe::parse("cuda.yaml", &text, &set, &Registries::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let worlds = taper_world::sockets::within(2, std::time::Duration::from_secs(60)).unwrap();
+        std::thread::scope(|scope| {
+            for world in worlds {
+                let (recipe, runs) = (&recipe, folder.path());
+                let rank = move || {
+                    let options = Options {
+                        runs: runs.into(),
+                        show: Show::Quiet,
+                        world: world.clone(),
+                        ..Default::default()
+                    };
+                    let outcome = run::run(recipe, &Registries::default(), &options).unwrap();
+                    assert_eq!((outcome.summary.status, outcome.summary.steps), (Status::Finished, 5));
+                    assert!(world.has_devices(), "{shards} shards went through the host");
+                };
+                // candle walks its graph by recursion.
+                std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, rank).unwrap();
+            }
+        });
+    }
+}

@@ -5,7 +5,7 @@
 //! [`Tree`], pairwise and in an order that the number of leaves fixes; the ranks only share out who computes which of its parts.
 //!
 //! How bytes move is a [`Wire`]: sockets between processes of one machine ([`sockets`]), MPI (feature `mpi`), or nothing
-//! at all.
+//! at all. Numbers in the memory of GPUs go from device to device by NCCL (feature `nccl`).
 //!
 //! ```
 //! use taper_world::{Tree, World};
@@ -18,7 +18,7 @@
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]
-pub mod nccl;
+mod nccl;
 pub mod sockets;
 mod sum;
 mod tree;
@@ -77,6 +77,8 @@ pub struct World {
 struct Line {
     wire: Box<dyn Wire>,
     room: Vec<f32>,
+    #[cfg(feature = "nccl")]
+    devices: Option<nccl::Devices>,
 }
 
 impl Default for World {
@@ -100,7 +102,12 @@ impl World {
     /// The processes at the ends of a wire.
     pub fn new(wire: impl Wire + 'static) -> Self {
         let (rank, size) = (wire.rank(), wire.size());
-        let line = Line { wire: Box::new(wire), room: Vec::new() };
+        let line = Line {
+            wire: Box::new(wire),
+            room: Vec::new(),
+            #[cfg(feature = "nccl")]
+            devices: None,
+        };
         Self { rank, size, line: Some(Arc::new(Mutex::new(line))) }
     }
 

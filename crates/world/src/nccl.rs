@@ -1,42 +1,19 @@
-//! Ranks with a GPU each: NCCL moves what is large between the devices. Never run on a device yet: see docs/cluster.md.
+//! Ranks with a GPU each: NCCL moves numbers between the devices. Never run on a device yet: see docs/cluster.md.
 //!
-//! NCCL waits for ever for a rank that is gone, and has no way to meet: both are left to another wire, over which all say that
-//! they are there before each exchange and which names who is not.
-use crate::{Error, Wire, World};
-use cudarc::driver::{CudaContext, CudaSlice, DriverError};
+//! NCCL has no way to meet, and waits for ever for a rank that is gone: both are left to the wire that the ranks have. Over it all say
+//! that they are there before each exchange, and it names who is not. What one of them does not do after that NCCL waits for.
+use crate::{Error, World};
+use cudarc::driver::{CudaSlice, CudaStream, CudaView, DriverError};
 use cudarc::nccl::{Comm, Id, group_end, group_start, result::NcclError};
 use std::ffi::c_char;
+use std::sync::Arc;
 
-struct Nccl {
-    other: World,
-    comm: Comm,
-}
+/// The device of this rank among those of all.
+pub(crate) struct Devices(Comm);
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time, as `&mut` here makes sure; each use binds the device to its
-// thread first.
-unsafe impl Send for Nccl {}
-
-/// What is shorter goes over the other wire: a device costs more than it saves.
-const SMALL: usize = 64 << 10;
-
-/// The same ranks with `device` of this process between them. Collective: all ranks call it.
-pub fn over(other: World, device: usize) -> Result<World, Error> {
-    if other.is_alone() {
-        return Ok(other);
-    }
-    let rank = other.rank();
-    let id = match other.is_first() {
-        true => Id::new().map_err(|e| failed(rank, e))?.internal().map(|byte| byte as u8).to_vec(),
-        false => Vec::new(),
-    };
-    let id: Vec<c_char> = other.broadcast(&id)?.into_iter().map(|byte| byte as c_char).collect();
-    let id = id.try_into().map_err(|_| Error::new(0, "tells no communicator of NCCL"))?;
-    let stream = CudaContext::new(device).map_err(|e| lost(rank, e))?.default_stream();
-    // Whoever has no device has ended by now, and is named.
-    other.or(0)?;
-    let comm = Comm::from_rank(stream, rank, other.size(), Id::uninit(id)).map_err(|e| failed(rank, e))?;
-    Ok(World::new(Nccl { other, comm }))
-}
+// SAFETY: NCCL lets any thread use a communicator, one at a time, as the lock around a world's line makes sure; each use binds the
+// device to its thread first.
+unsafe impl Send for Devices {}
 
 fn failed(rank: usize, e: NcclError) -> Error {
     Error::new(rank, format!("NCCL: {e:?}"))
@@ -46,81 +23,64 @@ fn lost(rank: usize, e: DriverError) -> Error {
     Error::new(rank, format!("its GPU: {e}"))
 }
 
-impl Nccl {
-    /// Waits until all are there, and puts this thread to the device.
-    fn arrive(&self) -> Result<(), Error> {
-        self.other.or(0)?;
-        self.comm.context().bind_to_thread().map_err(|e| lost(self.rank(), e))
-    }
-
-    /// Memory of the device, one byte at least: it has no empty one.
-    fn room(&self, length: usize) -> Result<CudaSlice<u8>, Error> {
-        self.comm.stream().alloc_zeros(length.max(1)).map_err(|e| lost(self.rank(), e))
-    }
-
-    fn up(&self, bytes: &[u8], room: &mut CudaSlice<u8>) -> Result<(), Error> {
-        let mut place = room.slice_mut(..bytes.len());
-        self.comm.stream().memcpy_htod(bytes, &mut place).map_err(|e| lost(self.rank(), e))
-    }
-
-    /// Done when it returns.
-    fn down(&self, room: &CudaSlice<u8>, from: usize, into: &mut [u8]) -> Result<(), Error> {
-        let (stream, place) = (self.comm.stream(), room.slice(from..from + into.len()));
-        stream.memcpy_dtoh(&place, into).and_then(|()| stream.synchronize()).map_err(|e| lost(self.rank(), e))
-    }
-}
-
-impl Wire for Nccl {
-    fn rank(&self) -> usize {
-        self.other.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.other.size()
-    }
-
-    fn all_to_all(&mut self, out: &[&[u8]], into: &mut [&mut [u8]]) -> Result<(), Error> {
-        self.arrive()?;
-        let (mut sent, mut received) = (Vec::new(), Vec::new());
-        for (bytes, place) in out.iter().zip(&*into) {
-            let mut room = self.room(bytes.len())?;
-            self.up(bytes, &mut room)?;
-            sent.push(room);
-            received.push(self.room(place.len())?);
+impl World {
+    /// Gives the ranks, for good, a way from device to device beside the wire that they have; this one's device computes on
+    /// `stream`. All ranks call it, each with a device of its own. Nothing where there is one rank, or such a way already.
+    pub fn connect_devices(&self, stream: Arc<CudaStream>) -> Result<(), Error> {
+        if self.is_alone() || self.has_devices() {
+            return Ok(());
         }
-        let mut exchange = || {
+        let rank = self.rank();
+        let id = match self.is_first() {
+            true => Id::new().map_err(|e| failed(rank, e))?.internal().map(|byte| byte as u8).to_vec(),
+            false => Vec::new(),
+        };
+        let id: Vec<c_char> = self.broadcast(&id)?.into_iter().map(|byte| byte as c_char).collect();
+        let id = id.try_into().map_err(|_| Error::new(0, "tells no communicator of NCCL"))?;
+        stream.context().bind_to_thread().map_err(|e| lost(rank, e))?;
+        // Whoever has no device has ended by now, and is named.
+        self.or(0)?;
+        let comm = Comm::from_rank(stream, rank, self.size(), Id::uninit(id)).map_err(|e| failed(rank, e))?;
+        if let Some(mut line) = self.line() {
+            line.devices = Some(Devices(comm));
+        }
+        Ok(())
+    }
+
+    /// Whether numbers have a way from device to device.
+    pub fn has_devices(&self) -> bool {
+        self.line().is_some_and(|line| line.devices.is_some())
+    }
+
+    /// `out[r]` goes to rank `r`, and what rank `r` sent here comes into `into[r]`, whose length it has: from device memory into
+    /// device memory, in the order of this rank's stream. This rank's own places are not looked at.
+    pub fn between_devices(
+        &self,
+        out: &[Option<CudaView<f32>>],
+        into: &mut [Option<CudaSlice<f32>>],
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        // Whoever is gone is named here.
+        self.or(0)?;
+        let line = self.line();
+        let Some(Devices(comm)) = line.as_ref().and_then(|line| line.devices.as_ref()) else {
+            return Err(Error::new(rank, "has no way to the devices of the others"));
+        };
+        comm.context().bind_to_thread().map_err(|e| lost(rank, e))?;
+        let exchange = || {
             group_start()?;
-            for ((peer, sent), (received, place)) in (0..).zip(&sent).zip(received.iter_mut().zip(&*into)) {
+            for (peer, (out, into)) in out.iter().zip(into).enumerate().filter(|(peer, _)| *peer != rank) {
+                let peer = i32::try_from(peer).unwrap_or(i32::MAX);
                 // The other end knows as well where there is nothing.
-                if !out[peer as usize].is_empty() {
-                    self.comm.send(sent, peer)?;
+                if let Some(out) = out {
+                    comm.send(out, peer)?;
                 }
-                if !place.is_empty() {
-                    self.comm.recv(received, peer)?;
+                if let Some(into) = into {
+                    comm.recv(into, peer)?;
                 }
             }
             group_end()
         };
-        exchange().map_err(|e| failed(self.rank(), e))?;
-        into.iter_mut().zip(&received).try_for_each(|(place, room)| self.down(room, 0, place))
-    }
-
-    /// All are sent as many bytes as the longest has.
-    fn all_gather(&mut self, mine: &[u8], into: &mut [&mut [u8]]) -> Result<(), Error> {
-        // This rank's own place may be empty.
-        let longest = into.iter().map(|place| place.len()).max().unwrap_or_default().max(mine.len());
-        if longest <= SMALL {
-            return self.other.line().map_or(Ok(()), |mut line| line.wire.all_gather(mine, into));
-        }
-        self.arrive()?;
-        let (mut sent, mut received) = (self.room(longest)?, self.room(longest * self.size())?);
-        self.up(mine, &mut sent)?;
-        self.comm.all_gather(&sent, &mut received).map_err(|e| failed(self.rank(), e))?;
-        let mut places = into.iter_mut().enumerate();
-        places.try_for_each(|(rank, place)| self.down(&received, rank * longest, place))
-    }
-
-    fn abort(&mut self, why: &Error) {
-        self.other.pass_on(why);
+        exchange().map(drop).map_err(|e| failed(rank, e))
     }
 }

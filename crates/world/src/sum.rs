@@ -22,7 +22,7 @@ impl World {
         let Some(mut line) = self.line() else {
             return Ok(mine.pop().unwrap_or_else(|| vec![0.0; length]));
         };
-        let Line { wire, room } = &mut *line;
+        let Line { wire, room, .. } = &mut *line;
         let (me, parts) = (self.rank(), mine.len());
         let held: Vec<(usize, &Range<usize>)> = spans
             .iter()

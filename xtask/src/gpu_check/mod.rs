@@ -24,7 +24,7 @@ enum Outcome {
 const PARTS: &[Part] = &[
     Part {
         name: "types-cuda",
-        proves: "the whole workspace type-checks with the feature `cuda`",
+        proves: "the whole workspace type-checks with the features `cuda` and `nccl`",
         not: "that candle's own kernels compile: nvcc is a stand-in here",
         run: types_cuda,
     },
@@ -60,11 +60,14 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "nccl",
-        proves: "ranks that exchange over NCCL add up what one process does, and name who is gone, on stand-ins for the driver and for NCCL",
+        proves: "what ranks send each other over NCCL from device memory arrives where it should, and who is gone is named, on stand-ins for the driver and for NCCL",
         not: "a real NCCL, several devices, or anything asynchronous: the stand-in moves files",
         run: nccl,
     },
 ];
+
+/// All that taper can do with NVIDIA's GPUs: `nccl` has `cuda` in it.
+const GPU: &str = "taper/nccl";
 
 pub fn run(args: &[String]) -> ExitCode {
     let mut require = false;
@@ -141,7 +144,7 @@ fn types_cuda() -> Outcome {
         Err(e) => return Outcome::Skipped(e.to_string()),
     };
     let mut check = Command::new(crate::cargo());
-    check.args(["check", "--workspace", "--all-targets", "--features", "taper/cuda"]);
+    check.args(["check", "--workspace", "--all-targets", "--features", GPU]);
     passed(crate::run(toolkit::with_toolkit(&mut check, &bin)))
 }
 
@@ -221,7 +224,7 @@ fn launch() -> Outcome {
     };
     let test = |filter: &str, fault: Option<&str>| {
         let mut test = Command::new(crate::cargo());
-        test.args(["test", "--quiet", "--workspace", "--features", "taper/cuda", "--test", "cuda", "--"]);
+        test.args(["test", "--quiet", "--workspace", "--features", GPU, "--test", "cuda", "--"]);
         test.args([filter, "--test-threads=1"])
             .env("TAPER_REQUIRE_TOOLS", "1")
             .env("LD_LIBRARY_PATH", &libraries)

@@ -13,6 +13,9 @@ const MEET: &str = "TAPER_MEET";
 /// The process that started them.
 const FIRST: &str = "TAPER_FIRST";
 
+/// The GPUs that a process sees.
+const GPUS: &str = "CUDA_VISIBLE_DEVICES";
+
 /// All have so long to start at least: on a busy machine that takes longer than an answer.
 const START: Duration = Duration::from_secs(60);
 
@@ -98,6 +101,9 @@ impl Ranks {
                 .env(RANK, rank.to_string())
                 .env(MEET, folder.path())
                 .env(FIRST, std::process::id().to_string());
+            if cfg!(feature = "cuda") {
+                other.env(GPUS, gpu_of(rank, std::env::var(GPUS).ok().as_deref())?);
+            }
             // What the terminal says to the first it decides for all.
             other.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
             let other = other.spawn().map_err(|e| format!("rank {rank} cannot be started: {e}"))?;
@@ -149,6 +155,18 @@ fn by_mpi(launched: usize, _: Duration) -> Result<Team, Failure> {
          `TAPER_FEATURES=mpi cargo xtask train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one \
          machine. With --ranks 1 each of them trains by itself"
     )))
+}
+
+/// The GPU of a rank, of those that the first process sees, which itself takes the first of them.
+fn gpu_of(rank: usize, seen: Option<&str>) -> Result<String, String> {
+    let Some(seen) = seen else { return Ok(rank.to_string()) };
+    let gpus: Vec<&str> = seen.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).collect();
+    // None at all: the CPU is meant.
+    match gpus.get(rank) {
+        None if gpus.is_empty() => Ok(String::new()),
+        None => Err(format!("rank {rank} needs a GPU of its own, and {GPUS}={seen} names {}", gpus.len())),
+        Some(gpu) => Ok((*gpu).to_owned()),
+    }
 }
 
 /// How many processes a launcher started together with this one, if one did.
@@ -207,5 +225,21 @@ impl Drop for Team {
             let _ = other.kill();
             let _ = other.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_has_a_gpu_of_its_own() {
+        assert_eq!(gpu_of(2, None), Ok("2".into()));
+        assert_eq!(gpu_of(1, Some("4, GPU-8e1")), Ok("GPU-8e1".into()));
+        assert_eq!(gpu_of(1, Some("")), Ok(String::new()));
+        assert_eq!(
+            gpu_of(2, Some("4,6")),
+            Err("rank 2 needs a GPU of its own, and CUDA_VISIBLE_DEVICES=4,6 names 2".into())
+        );
     }
 }

@@ -11,6 +11,7 @@
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
 mod average;
+mod bulk;
 pub(crate) mod checkpoint;
 mod divide;
 mod error;
@@ -26,6 +27,8 @@ mod locate;
 pub(crate) mod lock;
 mod manifest;
 mod metrics;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod network;
 mod number;
 mod open;

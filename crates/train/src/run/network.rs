@@ -133,7 +133,8 @@ impl Network {
         };
         let (device, seed) = (device.clone(), recipe.seed);
         let batches = (Box::new(std::iter::empty()) as Batches).peekable();
-        let (shards, numbers) = (Shards::new(recipe.train.shards, world), Numbers::new(&params));
+        let shards = Shards::new(recipe.train.shards, world, &device);
+        let numbers = Numbers::new(&params, &device);
         let (kept, carries) = (None, vec![Carry::new(); shards.count()]);
         Ok(Self {
             params,
@@ -401,9 +402,9 @@ impl Task for Network {
                 let length = network.numbers.statistics().len();
                 let sum = network.over_shards(&batch, length, |network, part, weight| {
                     network.model.logits(&part.input, mode)?;
-                    network.numbers.statistics().contribution([0.0; 3], weight)
+                    network.numbers.statistics().contribution(weight)
                 })?;
-                network.numbers.statistics().take(&sum.numbers, &sum.common)?;
+                network.numbers.statistics().take(&sum)?;
             }
             Ok(())
         })

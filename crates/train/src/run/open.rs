@@ -60,6 +60,7 @@ impl<'a> Run<'a> {
 
         let now = Stretch::now(0, &device)?;
         ranks::agree(&options.world, recipe, &inputs, &now)?;
+        ranks::connect(&options.world, &device)?;
         let Begun { lock, before, loaded } = match options.world.is_first() {
             true => {
                 let ends_epoch = |steps| ends_epoch(recipe, steps, |epoch| task.batches(epoch));

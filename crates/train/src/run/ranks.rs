@@ -7,6 +7,7 @@ use super::inputs::Inputs;
 use super::manifest::Stretch;
 use super::{Claim, Outcome, RunError, shards};
 use crate::recipe::{Recipe, RecipeError, Task};
+use candle_core::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -94,6 +95,16 @@ pub(super) fn agree(world: &World, recipe: &Recipe, inputs: &Inputs, now: &Stret
         if let Some(((what, theirs), (_, first))) = differs {
             return Err(Error::new(rank, format!("has another {what}: {theirs}; rank 0 has {first}")).into());
         }
+    }
+    Ok(())
+}
+
+/// Gives the processes a way from GPU to GPU, where the build has one. All call it.
+#[cfg_attr(not(feature = "nccl"), allow(unused_variables))]
+pub(super) fn connect(world: &World, device: &Device) -> Result<(), RunError> {
+    #[cfg(feature = "nccl")]
+    if let Device::Cuda(device) = device {
+        world.connect_devices(device.cuda_stream())?;
     }
     Ok(())
 }

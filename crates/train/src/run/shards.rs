@@ -4,6 +4,7 @@
 //! pairwise in a tree that the number of shards fixes, so that the processes of a [`World`], each of which computes a block of the
 //! shards, all come to the bits that one process comes to.
 use super::RunError;
+use super::bulk::Bulk;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use std::ops::Range;
@@ -16,13 +17,14 @@ use taper_world::{Tree, World};
 pub(crate) struct Shards {
     count: usize,
     world: World,
+    device: Device,
 }
 
 /// What a shard, or several together, contribute.
 #[derive(Clone, Debug)]
 pub(crate) struct Contribution {
     /// Weighted: gradients and statistics.
-    pub numbers: Vec<f32>,
+    pub numbers: Bulk,
     /// Weighted or counted: losses, right answers.
     pub figures: [f64; FIGURES],
     /// What is the same for all shards that contribute, and so taken from the first.
@@ -33,16 +35,15 @@ pub(crate) struct Contribution {
 const FIGURES: usize = 3;
 
 impl Contribution {
-    fn plus(mut self, other: Self) -> Self {
-        taper_world::add(&mut self.numbers, &other.numbers);
-        self.figures.iter_mut().zip(other.figures).for_each(|(a, b)| *a += b);
-        self
+    fn plus(self, other: Self) -> Result<Self, RunError> {
+        let figures = std::array::from_fn(|i| self.figures[i] + other.figures[i]);
+        Ok(Self { numbers: self.numbers.plus(other.numbers)?, figures, common: self.common })
     }
 }
 
 impl Shards {
-    pub fn new(count: usize, world: &World) -> Self {
-        Self { count, world: world.clone() }
+    pub fn new(count: usize, world: &World, device: &Device) -> Self {
+        Self { count, world: world.clone(), device: device.clone() }
     }
 
     /// Whether batches stay whole.
@@ -90,11 +91,12 @@ impl Shards {
             }
             let place = self.place(n, node.start);
             let weight = place.len() as f64 / n as f64;
-            compute(node.start, place, weight).map(Some)
+            compute(node.start, place, weight).map(|contribution| Some(Ok(contribution)))
         };
+        let mut add = |a: Result<Contribution, RunError>, b: Result<Contribution, RunError>| a?.plus(b?);
         let mut mine = Vec::new();
         for span in tree.spans(self.own()) {
-            mine.extend(tree.fold(span, &mut leaf, &mut Contribution::plus)?);
+            mine.extend(tree.fold(span, &mut leaf, &mut add)?.transpose()?);
         }
         if self.world.is_alone()
             && let Some(whole) = mine.pop()
@@ -138,7 +140,8 @@ impl Shards {
         };
         let mut add = |a: [f64; FIGURES], b: [f64; FIGURES]| std::array::from_fn(|i| a[i] + b[i]);
         let figures = tree.fold(0..self.count, &mut known, &mut add)?.unwrap_or_default();
-        Ok(Contribution { numbers: self.world.sum(tree, numbers, length)?, figures, common })
+        let numbers = Bulk::sum(&self.world, tree, numbers, length, &self.device)?;
+        Ok(Contribution { numbers, figures, common })
     }
 }
 
@@ -146,6 +149,7 @@ impl Shards {
 pub(crate) struct Numbers {
     weights: Vec<Var>,
     statistics: Statistics,
+    device: Device,
 }
 
 /// The running statistics of a model.
@@ -154,14 +158,16 @@ pub(crate) struct Statistics {
     means: Vec<Var>,
     /// Batches that were counted: one more for each batch, whatever number of shards it has.
     counts: Vec<Var>,
+    device: Device,
 }
 
 impl Numbers {
-    pub fn new(params: &Params) -> Self {
+    pub fn new(params: &Params, device: &Device) -> Self {
         let buffers = params.vars().into_iter().filter(|(name, _)| is_buffer(name)).map(|(_, var)| var);
         let (means, counts) = buffers.partition(|var| var.dtype().is_float());
         let weights = params.trainable().into_iter().map(|(_, var)| var).collect();
-        Self { weights, statistics: Statistics { means, counts } }
+        let statistics = Statistics { means, counts, device: device.clone() };
+        Self { weights, statistics, device: device.clone() }
     }
 
     /// The running statistics alone.
@@ -181,33 +187,24 @@ impl Numbers {
         figures: [f64; FIGURES],
         weight: f64,
     ) -> Result<Contribution, RunError> {
-        let (mut numbers, mut common) = (Vec::with_capacity(self.len()), Vec::new());
-        for var in &self.weights {
-            let grad = grads.get(var);
-            common.push(u8::from(grad.is_some()));
-            match grad {
-                Some(grad) => append(&mut numbers, grad, weight)?,
-                None => numbers.resize(numbers.len() + var.elem_count(), 0.0),
-            }
-        }
-        let statistics = self.statistics.contribution(figures, weight)?;
-        numbers.extend(statistics.numbers);
-        common.extend(statistics.common);
-        Ok(Contribution { numbers, figures, common })
+        let mut common: Vec<u8> = self.weights.iter().map(|var| u8::from(grads.get(var).is_some())).collect();
+        common.extend(self.statistics.count()?);
+        let rows = self.weights.iter().map(|var| (grads.get(var), var)).chain(self.statistics.rows());
+        Ok(Contribution { numbers: Bulk::of(&self.device, rows, self.len(), weight)?, figures, common })
     }
 
     /// The gradients of the batch; the running statistics are set to what the batch makes of them.
     pub fn take(&self, sum: &Contribution) -> Result<GradStore, RunError> {
         let mut grads = GradStore::default();
-        let (mut numbers, (present, common)) = (&sum.numbers[..], common(sum, self.weights.len())?);
+        let (present, counts) = sum.common.split_at_checked(self.weights.len()).ok_or_else(short)?;
+        let mut start = 0;
         for (var, present) in self.weights.iter().zip(present) {
-            let (own, rest) = numbers.split_at(var.elem_count());
-            numbers = rest;
             if *present != 0 {
-                grads.insert(var, tensor(own, var)?);
+                grads.insert(var, sum.numbers.part(start, var)?);
             }
+            start += var.elem_count();
         }
-        self.statistics.take(numbers, common)?;
+        self.statistics.set_from(&sum.numbers, start, counts)?;
         Ok(grads)
     }
 }
@@ -233,24 +230,34 @@ impl Statistics {
     }
 
     /// What a shard made of them.
-    pub fn contribution(&self, figures: [f64; FIGURES], weight: f64) -> Result<Contribution, RunError> {
-        let (mut numbers, mut common) = (Vec::with_capacity(self.len()), Vec::new());
-        for var in &self.means {
-            append(&mut numbers, var.as_tensor(), weight)?;
-        }
-        for var in &self.counts {
-            let counts = var.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
-            common.extend(counts.into_iter().flat_map(i64::to_le_bytes));
-        }
-        Ok(Contribution { numbers, figures, common })
+    pub fn contribution(&self, weight: f64) -> Result<Contribution, RunError> {
+        let numbers = Bulk::of(&self.device, self.rows(), self.len(), weight)?;
+        Ok(Contribution { numbers, figures: [0.0; FIGURES], common: self.count()? })
     }
 
     /// Sets them to what all shards together made of them.
-    pub fn take(&self, mut numbers: &[f32], mut counts: &[u8]) -> Result<(), RunError> {
+    pub fn take(&self, sum: &Contribution) -> Result<(), RunError> {
+        self.set_from(&sum.numbers, 0, &sum.common)
+    }
+
+    fn rows(&self) -> impl Iterator<Item = (Option<&Tensor>, &Var)> {
+        self.means.iter().map(|var| (Some(var.as_tensor()), var))
+    }
+
+    /// The batches that were counted, as bytes.
+    fn count(&self) -> Result<Vec<u8>, RunError> {
+        let mut bytes = Vec::new();
+        for var in &self.counts {
+            let counts = var.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>()?;
+            bytes.extend(counts.into_iter().flat_map(i64::to_le_bytes));
+        }
+        Ok(bytes)
+    }
+
+    fn set_from(&self, numbers: &Bulk, mut start: usize, mut counts: &[u8]) -> Result<(), RunError> {
         for var in &self.means {
-            let (own, rest) = numbers.split_at(var.elem_count());
-            numbers = rest;
-            var.set(&tensor(own, var)?)?;
+            var.set(&numbers.part(start, var)?)?;
+            start += var.elem_count();
         }
         for var in &self.counts {
             let Some((own, rest)) = counts.split_at_checked(8 * var.elem_count()) else {
@@ -265,21 +272,8 @@ impl Statistics {
     }
 }
 
-/// The first bytes of what is common to all shards, and the rest.
-fn common(sum: &Contribution, first: usize) -> Result<(&[u8], &[u8]), RunError> {
-    sum.common.split_at_checked(first).ok_or_else(short)
-}
-
 fn short() -> RunError {
     candle_core::Error::msg("a shard says too little of its step").into()
-}
-
-/// Appends a tensor's elements times a weight.
-fn append(numbers: &mut Vec<f32>, tensor: &Tensor, weight: f64) -> Result<(), RunError> {
-    let weight = weight as f32;
-    let own = tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    numbers.extend(own.into_iter().map(|x| x * weight));
-    Ok(())
 }
 
 /// Numbers in the place of a variable.
@@ -300,7 +294,7 @@ mod tests {
     #[test]
     fn shards_cover_a_batch_and_differ_by_at_most_one_sample() {
         for n in 1..40 {
-            let shards = Shards::new(12, &World::alone());
+            let shards = Shards::new(12, &World::alone(), &Device::Cpu);
             let places: Vec<Range<usize>> = (0..12).map(|shard| shards.place(n, shard)).collect();
             assert_eq!(places.iter().cloned().flatten().collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
             let sizes: Vec<usize> = places.iter().map(ExactSizeIterator::len).collect();
@@ -311,12 +305,17 @@ mod tests {
     #[test]
     fn empty_shards_are_not_computed_and_weights_add_up() {
         let mut seen = Vec::new();
-        let sum = Shards::new(4, &World::alone()).sum(2, 1, |shard, place, weight| {
+        let sum = Shards::new(4, &World::alone(), &Device::Cpu).sum(2, 1, |shard, place, weight| {
             seen.push((shard, place));
-            Ok(Contribution { numbers: vec![weight as f32], figures: [weight; 3], common: vec![7] })
+            Ok(Contribution {
+                numbers: Bulk::Host(vec![weight as f32]),
+                figures: [weight; 3],
+                common: vec![7],
+            })
         });
         let sum = sum.unwrap();
         assert_eq!(seen, [(0, 0..1), (1, 1..2)]);
-        assert_eq!((sum.numbers, sum.figures, sum.common), (vec![1.0], [1.0; 3], vec![7]));
+        assert!(matches!(sum.numbers, Bulk::Host(numbers) if numbers == [1.0]));
+        assert_eq!((sum.figures, sum.common), ([1.0; 3], vec![7]));
     }
 }

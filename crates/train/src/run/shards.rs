@@ -31,6 +31,9 @@ pub(crate) struct Contribution {
     pub common: Vec<u8>,
 }
 
+/// Fewer streams are not worth a part of their own: the weights of a network are read for each part anew.
+const STREAMS: usize = 4;
+
 /// Total loss, likelihood, right answers.
 const FIGURES: usize = 3;
 
@@ -39,6 +42,12 @@ impl Contribution {
         let figures = std::array::from_fn(|i| self.figures[i] + other.figures[i]);
         Ok(Self { numbers: self.numbers.plus(other.numbers)?, figures, common: self.common })
     }
+}
+
+/// Where one of `count` parts of `n` things lies.
+fn place(n: usize, count: usize, part: usize) -> Range<usize> {
+    let start = |part: usize| n / count * part + (n % count).min(part);
+    start(part)..start(part + 1)
 }
 
 impl Shards {
@@ -67,13 +76,13 @@ impl Shards {
 
     /// Where shard number `shard` of a batch of `n` samples lies: shards differ by at most one sample.
     fn place(&self, n: usize, shard: usize) -> Range<usize> {
-        let start = |shard: usize| n / self.count * shard + (n % self.count).min(shard);
-        start(shard)..start(shard + 1)
+        place(n, self.count, shard)
     }
 
-    /// Where the shards of a batch of `n` samples lie that are not empty.
+    /// The parts in which `n` streams of text are evaluated: as many as there are shards, but none too narrow.
     pub fn parts(&self, n: usize) -> Vec<Range<usize>> {
-        (0..self.count).map(|shard| self.place(n, shard)).filter(|place| !place.is_empty()).collect()
+        let count = (n / STREAMS).clamp(1, self.count);
+        (0..count).map(|part| place(n, count, part)).collect()
     }
 
     /// The sum of what `compute` says of each shard of a batch of `n` samples, given its number, its place and its weight. Each
@@ -300,6 +309,16 @@ mod tests {
             let sizes: Vec<usize> = places.iter().map(ExactSizeIterator::len).collect();
             assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1, "{sizes:?}");
         }
+    }
+
+    #[test]
+    fn streams_are_evaluated_in_as_many_parts_as_there_are_shards_unless_they_were_narrow() {
+        let parts = |shards, streams| Shards::new(shards, &World::alone(), &Device::Cpu).parts(streams);
+        assert_eq!(parts(12, 1), [0..1]);
+        assert_eq!(parts(12, 7), [0..7]);
+        assert_eq!(parts(12, 10), [0..5, 5..10]);
+        assert_eq!(parts(2, 17), [0..9, 9..17]);
+        assert_eq!(parts(1, 80), [0..80]);
     }
 
     #[test]

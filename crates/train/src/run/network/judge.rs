@@ -42,8 +42,8 @@ impl Network {
 
     /// The sums over windows of text, of which each goes on from the one before.
     ///
-    /// The streams are cut as the batches of training are, and each part is read alone. Each process has a block of all windows of
-    /// all parts; of its first part it reads the windows before only as far as the state that they leave.
+    /// The streams are cut into parts, and each is read alone. Each process has a block of all windows of all parts; of its first part
+    /// it reads the windows before only as far as the state that they leave.
     fn read(&mut self, stream: &TextStream, windows: &[Window], more: More) -> Result<Sums, RunError> {
         let parts = self.shards.parts(stream.streams());
         let own = self.shards.world().share(parts.len() * windows.len());

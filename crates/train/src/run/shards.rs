@@ -313,12 +313,16 @@ mod tests {
 
     #[test]
     fn streams_are_evaluated_in_as_many_parts_as_there_are_shards_unless_they_were_narrow() {
-        let parts = |shards, streams| Shards::new(shards, &World::alone(), &Device::Cpu).parts(streams);
-        assert_eq!(parts(12, 1), [0..1]);
-        assert_eq!(parts(12, 7), [0..7]);
-        assert_eq!(parts(12, 10), [0..5, 5..10]);
-        assert_eq!(parts(2, 17), [0..9, 9..17]);
-        assert_eq!(parts(1, 80), [0..80]);
+        let sizes = |shards, streams| {
+            let parts = Shards::new(shards, &World::alone(), &Device::Cpu).parts(streams);
+            assert_eq!(parts.iter().cloned().flatten().collect::<Vec<_>>(), (0..streams).collect::<Vec<_>>());
+            parts.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(12, 1), [1]);
+        assert_eq!(sizes(12, 7), [7]);
+        assert_eq!(sizes(12, 10), [5, 5]);
+        assert_eq!(sizes(2, 17), [9, 8]);
+        assert_eq!(sizes(1, 80), [80]);
     }
 
     #[test]

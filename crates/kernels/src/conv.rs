@@ -1,11 +1,10 @@
 //! 2-D convolution: activations `[n, h, w, channels]`, weights `[out, in / groups, kh, kw]` (PyTorch's order).
 //!
-//! Four ways to compute the same thing, chosen by shape and CPU ([`Algorithm::choose`]):
-//! Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3 kernels of stride 1, a direct kernel for everything else, and im2col with
-//! the `gemm` crate for f64 and for CPUs without vectors of their own.
-use super::conv_wino::Pass;
-use super::gemm::{Mat, gemm};
-use super::{Isa, Real, as_f32, as_f32_mut, conv_direct, conv_portable, conv_wino, with_simd};
+//! Four ways to compute the same thing, chosen by shape ([`Algorithm::choose`]): Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3
+//! kernels of stride 1 and a depthwise kernel, in f32, and a direct kernel for everything else.
+use super::conv_direct::Plain;
+use super::{Isa, Real, as_f32, as_f32_mut, conv_depthwise, conv_direct, conv_wino, with_simd};
+use rayon::prelude::*;
 
 /// The extents of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,10 +54,6 @@ impl Geometry {
     pub fn y_len(&self) -> usize {
         self.n * self.oh() * self.ow() * self.co
     }
-    /// Whether every pixel is seen by itself alone, once.
-    pub fn is_pointwise(&self) -> bool {
-        self.kernel == [1, 1] && self.stride == [1, 1] && self.pad == [0, 0] && self.groups == 1
-    }
     /// Positions of the kernel.
     pub fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
@@ -81,6 +76,15 @@ impl std::fmt::Display for Geometry {
     }
 }
 
+/// Which of the two convolutions with the weights is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pass {
+    /// Input to output.
+    Forward,
+    /// Gradient of the output to gradient of the input.
+    GradInput,
+}
+
 /// How the products of a convolution are formed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
@@ -88,43 +92,40 @@ pub enum Algorithm {
     Winograd2,
     /// Winograd F(4×4, 3×3): 4 times fewer products, about ten times the rounding error.
     Winograd4,
-    /// A product whose rows are found through a table of pixels.
+    /// Channel by channel, where every one is a group.
+    Depthwise,
+    /// A product whose rows are gathered block by block: for every shape and type.
     Direct,
-    /// im2col and the `gemm` crate.
-    Portable,
 }
 
 impl Algorithm {
-    /// The fastest one for a shape on this CPU; `fast` permits the less accurate F(4×4).
-    pub fn choose<T: Real>(isa: Isa, g: &Geometry, fast: bool) -> Self {
-        if isa.of::<T>() == Isa::PORTABLE {
-            return Algorithm::Portable;
-        }
+    /// The fastest one for a shape; `fast` permits the less accurate F(4×4).
+    pub fn choose<T: Real>(g: &Geometry, fast: bool) -> Self {
+        let winograd = if fast { Algorithm::Winograd4 } else { Algorithm::Winograd2 };
         // Below 16 channels a vector is mostly padding; below 3 rows a tile is.
-        let winograd = Self::winograd_fits(g) && g.ci >= 16 && g.co >= 16 && g.oh() > 2 && g.ow() > 2;
-        match (winograd, fast) {
-            (true, true) => Algorithm::Winograd4,
-            (true, false) => Algorithm::Winograd2,
-            (false, _) => Algorithm::Direct,
-        }
+        let pays = g.ci >= 16 && g.co >= 16 && g.oh() > 2 && g.ow() > 2;
+        if pays && winograd.fits::<T>(g) { winograd } else { Algorithm::Depthwise.or_direct::<T>(g) }
     }
 
     /// Whether it computes this shape in this type.
     pub fn fits<T: Real>(self, g: &Geometry) -> bool {
         match self {
-            Algorithm::Portable => true,
-            Algorithm::Direct => T::IS_F32,
-            Algorithm::Winograd2 | Algorithm::Winograd4 => T::IS_F32 && Self::winograd_fits(g),
+            Algorithm::Direct => true,
+            Algorithm::Depthwise => T::IS_F32 && g.groups == g.ci && g.groups == g.co,
+            Algorithm::Winograd2 | Algorithm::Winograd4 => {
+                let plain = g.kernel == [3, 3] && g.stride == [1, 1] && g.groups == 1;
+                T::IS_F32 && plain && g.pad.iter().all(|pad| *pad <= 2)
+            }
         }
     }
 
-    /// Whether Winograd applies at all.
-    fn winograd_fits(g: &Geometry) -> bool {
-        g.kernel == [3, 3] && g.stride == [1, 1] && g.groups == 1 && g.pad[0] <= 2 && g.pad[1] <= 2
+    /// This one, or the direct one where this does not fit.
+    fn or_direct<T: Real>(self, g: &Geometry) -> Self {
+        if self.fits::<T>(g) { self } else { Algorithm::Direct }
     }
 }
 
-/// y = x ∗ w (+ bias). An algorithm that does not fit is replaced by the portable one, here and below.
+/// y = x ∗ w (+ bias). An algorithm that does not fit is replaced by the direct one, here and below.
 pub fn forward<T: Real>(
     isa: Isa,
     algo: Algorithm,
@@ -134,20 +135,11 @@ pub fn forward<T: Real>(
 ) {
     assert_eq!([x.len(), w.len(), y.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
     if let Some(bias) = bias {
-        for pixel in y.chunks_exact_mut(g.co) {
-            pixel.copy_from_slice(bias);
-        }
+        y.par_chunks_mut(64 * g.co).for_each(|pixels| {
+            pixels.chunks_exact_mut(g.co).for_each(|pixel| pixel.copy_from_slice(bias));
+        });
     }
-    let add = bias.is_some();
-    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
-        return conv_portable::forward(g, x, w, y, add);
-    }
-    let (xw, y) = ((as_f32(x), as_f32(w)), as_f32_mut(y));
-    with_simd!(isa, s => match algo {
-        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, Pass::Forward, xw, y, add),
-        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, Pass::Forward, xw, y, add),
-        _ => conv_direct::forward(s, g, xw, y, add),
-    })
+    convolve(isa, algo, g, Pass::Forward, (x, w), y, bias.is_some());
 }
 
 /// dx = the gradient of x, or dx += it.
@@ -160,33 +152,43 @@ pub fn grad_input<T: Real>(
     add: bool,
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
-        return conv_portable::grad_input(g, dy, w, dx, add);
+    convolve(isa, algo, g, Pass::GradInput, (dy, w), dx, add);
+}
+
+/// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
+fn convolve<T: Real>(
+    isa: Isa,
+    algo: Algorithm,
+    g: &Geometry,
+    pass: Pass,
+    (x, w): (&[T], &[T]),
+    y: &mut [T],
+    add: bool,
+) {
+    if !T::IS_F32 {
+        return conv_direct::conv(Plain, g, pass, (x, w), y, add);
     }
-    let (dyw, dx) = ((as_f32(dy), as_f32(w)), as_f32_mut(dx));
-    with_simd!(isa, s => match algo {
-        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, Pass::GradInput, dyw, dx, add),
-        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, Pass::GradInput, dyw, dx, add),
-        _ => conv_direct::grad_input(s, g, dyw, dx, add),
+    let (xw, y) = ((as_f32(x), as_f32(w)), as_f32_mut(y));
+    with_simd!(isa, s => match algo.or_direct::<T>(g) {
+        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, pass, xw, y, add),
+        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, pass, xw, y, add),
+        Algorithm::Depthwise => conv_depthwise::conv(s, g, pass, xw, y, add),
+        Algorithm::Direct => conv_direct::conv(s, g, pass, xw, y, add),
     })
 }
 
 /// dw = the gradient of the weights.
 pub fn grad_weight<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, (x, dy): (&[T], &[T]), dw: &mut [T]) {
     assert_eq!([x.len(), dw.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    if !algo.fits::<T>(g) || algo == Algorithm::Portable {
-        return conv_portable::grad_weight(g, x, dy, dw);
-    }
-    if algo == Algorithm::Direct && g.is_pointwise() && isa.lanes() < 16 {
-        // A product of what is there. With vectors of sixteen the outer products of the direct kernel are as fast.
-        let pixels = g.n * g.h * g.w;
-        return gemm(isa, Mat::new(dy, pixels, g.co).t(), Mat::new(x, pixels, g.ci), dw, g.ci, false);
+    if !T::IS_F32 {
+        return conv_direct::grad_weight(Plain, g, (x, dy), dw);
     }
     let (xdy, dw) = ((as_f32(x), as_f32(dy)), as_f32_mut(dw));
-    with_simd!(isa, s => match algo {
+    with_simd!(isa, s => match algo.or_direct::<T>(g) {
         Algorithm::Winograd2 => conv_wino::grad_weight::<_, 4, 2>(s, g, xdy, dw),
         Algorithm::Winograd4 => conv_wino::grad_weight::<_, 6, 4>(s, g, xdy, dw),
-        _ => conv_direct::grad_weight(s, g, xdy, dw),
+        Algorithm::Depthwise => conv_depthwise::grad_weight(s, g, xdy, dw),
+        Algorithm::Direct => conv_direct::grad_weight(s, g, xdy, dw),
     })
 }
 
@@ -243,19 +245,7 @@ mod tests {
     fn check<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, limit: f64) {
         let (x, w, dy) = (numbers::<T>(g.x_len(), 1), numbers::<T>(g.w_len(), 2), numbers::<T>(g.y_len(), 3));
         let expected = reference(g, &x.1, &w.1, &dy.1);
-        check_against(isa, algo, g, [&x.0, &w.0, &dy.0], expected, limit);
-    }
-
-    /// Against the portable algorithm in f64, which the definition has judged: for shapes too large for the definition.
-    fn check_large(isa: Isa, algo: Algorithm, g: &Geometry, limit: f64) {
-        let (x, w) = (numbers::<f32>(g.x_len(), 1), numbers::<f32>(g.w_len(), 2));
-        let dy = numbers::<f32>(g.y_len(), 3);
-        let (mut y, mut dx) = (vec![0.0; g.y_len()], vec![0.0; g.x_len()]);
-        let mut dw = vec![0.0; g.w_len()];
-        conv_portable::forward(g, &x.1, &w.1, &mut y, false);
-        conv_portable::grad_input(g, &dy.1, &w.1, &mut dx, false);
-        conv_portable::grad_weight(g, &x.1, &dy.1, &mut dw);
-        check_against(isa, algo, g, [&x.0, &w.0, &dy.0], [y, dx, dw], limit);
+        check_against(isa, algo, g, [&x.0, &w.0, &dy.0], &expected, limit);
     }
 
     fn check_against<T: Real>(
@@ -263,7 +253,7 @@ mod tests {
         algo: Algorithm,
         g: &Geometry,
         [x, w, dy]: [&[T]; 3],
-        [y, dx, dw]: [Vec<f64>; 3],
+        [y, dx, dw]: &[Vec<f64>; 3],
         limit: f64,
     ) {
         let (bias, _) = numbers::<T>(g.co, 4);
@@ -272,29 +262,25 @@ mod tests {
         let nan = T::from_f64(f64::NAN);
         let mut got = vec![nan; g.y_len()];
         forward(isa, algo, g, (x, w, None), &mut got);
-        close(&name("y"), &got, &y, limit);
+        close(&name("y"), &got, y, limit);
         forward(isa, algo, g, (x, w, Some(&bias)), &mut got);
         let biased: Vec<f64> = y.iter().enumerate().map(|(i, v)| v + bias[i % g.co].to_f64()).collect();
         close(&name("y + bias"), &got, &biased, limit);
         let mut got = vec![nan; g.x_len()];
         grad_input(isa, algo, g, (dy, w), &mut got, false);
-        close(&name("dx"), &got, &dx, limit);
+        close(&name("dx"), &got, dx, limit);
         grad_input(isa, algo, g, (dy, w), &mut got, true);
         let twice: Vec<f64> = dx.iter().map(|v| 2.0 * v).collect();
         close(&name("dx added"), &got, &twice, limit);
         let mut got = vec![nan; g.w_len()];
         grad_weight(isa, algo, g, (x, dy), &mut got);
-        close(&name("dw"), &got, &dw, limit);
+        close(&name("dw"), &got, dw, limit);
     }
 
     /// The algorithms in f32 with what their rounding may come to: sums of a few thousand terms in blocks, 2e-6 of the
     /// largest; F(4×4) amplifies by about ten.
-    const LIMITS: [(Algorithm, f64); 4] = [
-        (Algorithm::Portable, 2e-6),
-        (Algorithm::Direct, 2e-6),
-        (Algorithm::Winograd2, 2e-6),
-        (Algorithm::Winograd4, 2e-5),
-    ];
+    const LIMITS: [(Algorithm, f64); 3] =
+        [(Algorithm::Direct, 2e-6), (Algorithm::Winograd2, 2e-6), (Algorithm::Winograd4, 2e-5)];
 
     fn geometry(
         [n, h, w]: [usize; 3],
@@ -325,6 +311,9 @@ mod tests {
             g([1, 10, 7], [6, 9], [5, 3], [3, 2], [2, 1], 3),
             g([2, 6, 6], [8, 8], [3, 3], [1, 1], [1, 1], 8),
             g([2, 6, 6], [8, 16], [2, 2], [1, 1], [0, 0], 4),
+            g([2, 9, 7], [21, 21], [5, 3], [2, 2], [2, 1], 21),
+            g([3, 5, 6], [40, 40], [3, 2], [3, 1], [0, 0], 40),
+            g([2, 6, 4], [48, 96], [3, 3], [2, 1], [1, 1], 3),
             g([1, 12, 4], [5, 7], [1, 4], [5, 1], [0, 3], 1),
             g([40, 4, 4], [20, 24], [3, 3], [1, 1], [1, 1], 1),
         ]
@@ -334,7 +323,7 @@ mod tests {
     fn every_algorithm_matches_the_definition() {
         for g in table() {
             // f64 sums of at most a few thousand terms: 1e-13 is their rounding error, with a margin of ten.
-            check::<f64>(Isa::PORTABLE, Algorithm::Portable, &g, 1e-13);
+            check::<f64>(Isa::PORTABLE, Algorithm::Direct, &g, 1e-13);
             for isa in Isa::available() {
                 for (algo, limit) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
                     check::<f32>(isa, algo, &g, limit);
@@ -358,22 +347,27 @@ mod tests {
     fn large_shapes_take_every_schedule_of_winograd() {
         let three = |image, channels| geometry(image, channels, [3, 3], [1, 1], [1, 1], 1);
         let shapes = [
-            // Weights too large for L2 with many tiles and with few; odd channel counts beyond whole panels.
-            three([9, 8, 8], [260, 264]),
+            // Weights too large for L2, F(4×4)'s tiles in two sweeps.
+            three([40, 8, 8], [200, 200]),
+            // Few tiles; odd channel counts beyond whole panels.
             three([3, 6, 6], [330, 300]),
-            // Several sweeps of the weight gradient (640 tiles of 4×4, 162 at a time).
+            // Several sweeps of the weight gradient.
             three([40, 16, 16], [64, 64]),
-            // One task a position, in one sweep of 132 tiles of 4×4 and two of 528 of 2×2.
-            three([33, 8, 8], [272, 272]),
-            // The same in two sweeps of 528 tiles of 4×4.
-            three([33, 16, 16], [272, 272]),
+            // Weights too large for L3: in two parts, and several sweeps of the weight gradient for each.
+            three([35, 8, 8], [272, 272]),
         ];
         for g in shapes {
+            // Against the direct sums in f64, which the definition has judged: these shapes are too large for it.
+            let (x, w) = (numbers::<f32>(g.x_len(), 1), numbers::<f32>(g.w_len(), 2));
+            let dy = numbers::<f32>(g.y_len(), 3);
+            let mut want = [vec![0.0; g.y_len()], vec![0.0; g.x_len()], vec![0.0; g.w_len()]];
+            let [y, dx, dw] = &mut want;
+            forward(Isa::PORTABLE, Algorithm::Direct, &g, (&x.1, &w.1, None), y);
+            grad_input(Isa::PORTABLE, Algorithm::Direct, &g, (&dy.1, &w.1), dx, false);
+            grad_weight(Isa::PORTABLE, Algorithm::Direct, &g, (&x.1, &dy.1), dw);
             for isa in Isa::available() {
-                for (algo, limit) in &LIMITS[2..] {
-                    if algo.fits::<f32>(&g) {
-                        check_large(isa, *algo, &g, *limit);
-                    }
+                for (algo, limit) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
+                    check_against(isa, algo, &g, [&x.0, &w.0, &dy.0], &want, limit);
                 }
             }
         }
@@ -394,12 +388,21 @@ mod tests {
                 [y, dx, dw].map(|v| v.into_iter().map(f32::to_bits).collect::<Vec<_>>())
             })
         };
-        let g = geometry([9, 12, 12], [48, 80], [3, 3], [1, 1], [1, 1], 1);
-        for isa in Isa::available() {
-            for (algo, _) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
-                let one = run(1, isa, algo, &g);
-                for threads in [2, 3, 7, 64] {
-                    assert!(one == run(threads, isa, algo, &g), "{isa:?} {algo:?} on {threads} threads");
+        let shapes = [
+            geometry([9, 12, 12], [48, 80], [3, 3], [1, 1], [1, 1], 1),
+            // Weights and gradients too large for L2, in several sweeps.
+            geometry([13, 8, 8], [272, 144], [3, 3], [1, 1], [1, 1], 1),
+            geometry([5, 9, 9], [24, 40], [3, 3], [2, 2], [1, 1], 1),
+            geometry([7, 6, 6], [200, 72], [1, 1], [1, 1], [0, 0], 1),
+            geometry([3, 9, 9], [20, 20], [3, 3], [2, 2], [1, 1], 20),
+        ];
+        for g in shapes {
+            for isa in Isa::available() {
+                for (algo, _) in LIMITS.into_iter().filter(|(algo, _)| algo.fits::<f32>(&g)) {
+                    let one = run(1, isa, algo, &g);
+                    for threads in [2, 3, 7, 64] {
+                        assert!(one == run(threads, isa, algo, &g), "{isa:?} {algo:?} on {threads} threads");
+                    }
                 }
             }
         }

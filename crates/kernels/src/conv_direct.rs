@@ -1,115 +1,94 @@
-//! Direct convolution for any kernel, stride, padding and grouping.
+//! Direct convolution for any kernel, stride, padding, grouping and element type.
 //!
-//! Forward and input gradient are one gemm whose rows of A are found through a table of pointers: output pixel
-//! and tap give the input pixel to read, or a row of zeros outside the image. No column matrix, no padded copy.
-//! The weight gradient sums outer products over runs of pixels that a tap sees without leaving the image.
-use super::conv::Geometry;
-use super::simd::{Into, Simd, panels_of_transposed, tile_rows, tiles, write};
-use super::{Buf, Shared, add_assign, par};
+//! A task copies what its pixels see, tap by tap, into a block that stays in the L2 cache, and multiplies the block by the
+//! weights; where every pixel sees itself alone there is nothing to copy. No column matrix, no padded image.
+use super::conv::{Geometry, Pass};
+use super::simd::{Into, Simd, sgemm};
+use super::{Buf, Real, Shared, par};
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// Pixels that one task computes: 16 register tiles.
+/// Pixels that one task of the forward pass or the input gradient computes: 16 register tiles.
 const PIXELS: usize = 96;
-/// Products summed in registers before they are added to the result: their rows of B stay in the L1 or L2 cache.
+/// Terms of a sum in one product: the block of `PIXELS` rows of them stays in the L2 cache.
 const TERMS: usize = 256;
+/// Columns of a task, where columns are cut, and of a task of the weight gradient.
+const COLUMNS: usize = 128;
+/// Rows of a block of the weight gradient's left-hand side, how far apart its columns lie (a power of two would put them into
+/// few sets of the L1 cache), and the blocks of a task.
+const ROWS: usize = 64;
+const STRIDE: usize = ROWS + 16;
+const BLOCKS: usize = 4;
+/// Tasks that a pass is cut into at least, if its shape permits, whatever the number of threads.
+pub const TASKS: usize = 64;
 
-/// A tile of `MR` pixels and `NV` vectors of channels: c_i (+)= Σ_t a_{t,i} B_t over `taps` rows of `k` terms. Of the last
-/// vector `columns` channels count.
-///
-/// # Safety
-/// `a[t * PIXELS + i]` points at `k0 + k` floats, `b[t]` at as many rows of a panel, `c[i]` at `column` and the tile's floats.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    (taps, k, k0): (usize, usize, usize),
-    a: *const *const f32,
-    b: *const *const f32,
-    (c, column): (*const *mut f32, usize),
-    into: Into,
-    columns: usize,
-) {
-    // SAFETY: the caller's promise covers every address formed here. B's panels are padded to whole vectors.
-    unsafe {
-        let mut acc = [[s.zero(); NV]; MR];
-        for t in 0..taps {
-            let mut rows = [std::ptr::null(); MR];
-            for i in 0..MR {
-                rows[i] = (*a.add(t * PIXELS + i)).add(k0);
-            }
-            let mut bp = (*b.add(t)).add(k0 * S::PANEL);
-            for p in 0..k {
-                let mut bv = [s.zero(); NV];
-                for j in 0..NV {
-                    bv[j] = s.load(bp.add(S::LANES * j));
-                }
-                for i in 0..MR {
-                    let av = s.splat(*rows[i].add(p));
-                    for j in 0..NV {
-                        acc[i][j] = s.fma(av, bv[j], acc[i][j]);
-                    }
-                }
-                bp = bp.add(S::PANEL);
-            }
-        }
-        for i in 0..MR {
-            for j in 0..NV {
-                let n = if j + 1 < NV { S::LANES } else { columns };
-                write(s, (*c.add(i)).add(column + S::LANES * j), n, acc[i][j], into);
-            }
-        }
-    }
-}
+/// What multiplies blocks: the vectors of a CPU, or [`Plain`] loops.
+pub trait Product<T>: Copy + Send + Sync {
+    /// Columns of a panel of B.
+    const PANEL: usize;
 
-/// The pointer tables of one block of pixels.
-struct Block {
-    a: Vec<*const f32>,
-    b: Vec<*const f32>,
-    c: Vec<*mut f32>,
-}
-
-impl Block {
-    /// All tiles of the block: `n` output channels from `k` input channels through `taps` taps. The tables hold
-    /// `taps × PIXELS`, `panels × taps` and up to `PIXELS` pointers.
+    /// C (+)= A B on one thread; see [`sgemm`].
     ///
     /// # Safety
-    /// As [`tile`], for every pixel, tap and panel.
-    unsafe fn multiply<S: Simd>(&self, s: S, (taps, k, n): (usize, usize, usize), add: bool) {
-        s.run(
-            #[inline(always)]
-            || {
-                // SAFETY: the caller's promise.
-                unsafe { self.tiles(s, (taps, k, n), add) }
-            },
-        )
-    }
+    /// The three matrices are valid for those strides, and C overlaps neither A nor B.
+    unsafe fn multiply(
+        self,
+        sizes: (usize, usize, usize),
+        a: (*const T, usize, usize),
+        b: (*const T, usize, usize),
+        c: (*mut T, usize),
+        into: Into,
+    );
+}
 
-    /// # Safety
-    /// As [`Block::multiply`].
-    #[inline(always)]
-    unsafe fn tiles<S: Simd>(&self, s: S, (taps, k, n): (usize, usize, usize), add: bool) {
-        // Either several whole taps or a part of one at a time.
-        let (group, part) = if k >= TERMS { (1, TERMS) } else { ((TERMS / k).max(1), k) };
-        for panel in 0..n.div_ceil(S::PANEL) {
-            let column = panel * S::PANEL;
-            let width = (n - column).min(S::PANEL);
-            let nv = width.div_ceil(S::LANES);
-            let columns = width - S::LANES * (nv - 1);
-            for t in (0..taps).step_by(group) {
-                for k0 in (0..k).step_by(part) {
-                    let terms = (group.min(taps - t), part.min(k - k0), k0);
-                    let into = if add || t > 0 || k0 > 0 { Into::Add } else { Into::Set };
-                    let mut i = 0;
-                    while i < self.c.len() {
-                        let mr = tile_rows(self.c.len() - i);
-                        // SAFETY: the caller's promise.
-                        unsafe {
-                            let a = self.a.as_ptr().add(t * PIXELS + i);
-                            let b = self.b.as_ptr().add(panel * taps + t);
-                            let c = (self.c.as_ptr().add(i), column);
-                            tiles!(tile::<S>(mr, nv)(s, terms, a, b, c, into, columns));
-                        }
-                        i += mr;
+impl<S: Simd> Product<f32> for S {
+    const PANEL: usize = S::PANEL;
+
+    unsafe fn multiply(
+        self,
+        sizes: (usize, usize, usize),
+        a: (*const f32, usize, usize),
+        b: (*const f32, usize, usize),
+        c: (*mut f32, usize),
+        into: Into,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { sgemm(self, sizes, a, b, c, into) }
+    }
+}
+
+/// Loops that the compiler vectorises: for f64, in which gradients are checked.
+#[derive(Clone, Copy)]
+pub struct Plain;
+
+impl<T: Real> Product<T> for Plain {
+    const PANEL: usize = 8;
+
+    unsafe fn multiply(
+        self,
+        (m, n, k): (usize, usize, usize),
+        (a, rsa, csa): (*const T, usize, usize),
+        (b, ldb, panel): (*const T, usize, usize),
+        (c, ldc): (*mut T, usize),
+        into: Into,
+    ) {
+        for j in (0..n).step_by(8) {
+            for i in 0..m {
+                let mut sums = [T::ZERO; 8];
+                for p in 0..k {
+                    // SAFETY: the caller's promise; rows of B are padded to whole panels.
+                    let (a, b) = unsafe {
+                        (*a.add(i * rsa + p * csa), &*b.add(j / 8 * panel + p * ldb).cast::<[T; 8]>())
+                    };
+                    for (sum, b) in sums.iter_mut().zip(b) {
+                        *sum += a * *b;
+                    }
+                }
+                for (q, sum) in sums.into_iter().enumerate().take(n - j) {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let c = c.add(i * ldc + j + q);
+                        *c = if into == Into::Add { *c + sum } else { sum };
                     }
                 }
             }
@@ -117,330 +96,323 @@ impl Block {
     }
 }
 
-/// The weights as right-hand matrices: `[group][panel][tap][row][column]`, padded with zeros. Rows are
-/// input and columns output channels of the forward pass, or the reverse.
-fn pack<S: Simd>(s: S, g: &Geometry, w: &[f32], transposed: bool) -> Buf<f32> {
-    let (ci, co, taps) = (g.cig(), g.cog(), g.taps());
-    let (k, n) = if transposed { (co, ci) } else { (ci, co) };
-    if taps == 1 && g.groups == 1 && !transposed {
-        return panels_of_transposed(s, (n, k), (w, k));
+/// Pixels of a target that all see their source through the same taps: `count` of them along each axis, whose nearest lies at
+/// `first + step q` for pixel `q`.
+struct Sight {
+    /// Rows and columns of pixels in an image, and where they lie in the target: `origin + spacing q`.
+    pixels: [usize; 2],
+    origin: [usize; 2],
+    spacing: [usize; 2],
+    first: [isize; 2],
+    step: [usize; 2],
+    count: [usize; 2],
+    /// Rows, columns and channels of the source, and the channels of a group.
+    source: [usize; 3],
+    k: usize,
+    /// The taps in the weights, in the order in which they are seen.
+    taps: Vec<usize>,
+    /// Whether the source is the gradient of the output.
+    backward: bool,
+}
+
+impl Sight {
+    /// Output pixels and the inputs they see.
+    fn forward(g: &Geometry) -> Self {
+        Self {
+            pixels: [g.oh(), g.ow()],
+            origin: [0; 2],
+            spacing: [1; 2],
+            first: g.pad.map(|pad| -(pad as isize)),
+            step: g.stride,
+            count: g.kernel,
+            source: [g.h, g.w, g.ci],
+            k: g.cig(),
+            taps: (0..g.taps()).collect(),
+            backward: false,
+        }
     }
-    let panels = n.div_ceil(S::PANEL);
-    let mut packed = Buf::dirty(g.groups * panels * taps * k * S::PANEL);
-    packed.par_chunks_exact_mut(taps * k * S::PANEL).enumerate().for_each(|(task, out)| {
-        let (group, n0) = (task / panels, task % panels * S::PANEL);
-        let width = (n - n0).min(S::PANEL);
-        let w = &w[group * co * ci * taps..];
-        for row in 0..k {
-            for tap in 0..taps {
-                let out = &mut out[(tap * k + row) * S::PANEL..][..S::PANEL];
-                for (j, out) in out[..width].iter_mut().enumerate() {
-                    let (o, i) = if transposed { (row, n0 + j) } else { (n0 + j, row) };
-                    *out = w[(o * ci + i) * taps + tap];
+
+    /// Input pixels and the outputs that saw them. Those of equal residue modulo the stride were seen through the same taps.
+    fn backward(g: &Geometry, residue: [usize; 2]) -> Self {
+        // Position i = r + stride q is seen by output o through tap a when i + pad = o stride + a: from the last tap
+        // to the first, so that the outputs come in order.
+        let taps = |axis: usize| -> Vec<usize> {
+            let fits = |a: &usize| (residue[axis] + g.pad[axis]) % g.stride[axis] == a % g.stride[axis];
+            (0..g.kernel[axis]).rev().filter(fits).collect()
+        };
+        let (rows, columns) = (taps(0), taps(1));
+        let first = |axis: usize, taps: &[usize]| {
+            let tap = taps.first().copied().unwrap_or(0) as isize;
+            ((residue[axis] + g.pad[axis]) as isize - tap).div_euclid(g.stride[axis] as isize)
+        };
+        let extent = |axis: usize, size: usize| (size - residue[axis]).div_ceil(g.stride[axis]);
+        Self {
+            pixels: [extent(0, g.h), extent(1, g.w)],
+            origin: residue,
+            spacing: g.stride,
+            first: [first(0, &rows), first(1, &columns)],
+            step: [1; 2],
+            count: [rows.len(), columns.len()],
+            source: [g.oh(), g.ow(), g.co],
+            k: g.cog(),
+            taps: rows.iter().flat_map(|a| columns.iter().map(move |b| a * g.kernel[1] + b)).collect(),
+            backward: true,
+        }
+    }
+
+    /// Terms of a pixel's sum.
+    fn terms(&self) -> usize {
+        self.taps.len() * self.k
+    }
+
+    /// Whether the rows of the product are the pixels of the source, as they lie.
+    fn is_plain(&self) -> bool {
+        let [h, w, _] = self.source;
+        self.taps.len() == 1 && self.step == [1; 2] && self.first == [0; 2] && self.pixels == [h, w]
+    }
+
+    /// Image, row and column of pixel `p`.
+    fn at(&self, p: usize) -> (usize, usize, usize) {
+        let [rows, columns] = self.pixels;
+        (p / (rows * columns), p / columns % rows, p % columns)
+    }
+
+    /// Copies `terms` of what `pixels` see into rows of `to`, `ld` apart. `channel` is the first of the group.
+    fn gather<T: Real>(
+        &self,
+        (x, channel): (&[T], usize),
+        pixels: Range<usize>,
+        terms: Range<usize>,
+        (to, ld): (&mut [T], usize),
+    ) {
+        let [h, w, c] = self.source;
+        let width = self.count[1] * self.k;
+        // The taps of a row lie side by side, unless the channels of other groups lie between them.
+        let run = if self.k == c { width } else { self.k };
+        let (mut image, mut qy, mut qx) = self.at(pixels.start);
+        for to in to.chunks_mut(ld).take(pixels.len()) {
+            let y0 = (self.step[0] * qy) as isize + self.first[0];
+            let x0 = (self.step[1] * qx) as isize + self.first[1];
+            let mut t = terms.start;
+            while t < terms.end {
+                // The run that term `t` lies in, and its end.
+                let (row, column) = (t / width, t % width / run);
+                let start = row * width + column * run;
+                let end = terms.end.min(start + run);
+                let y = y0 + row as isize;
+                // Where term 0 would lie in the row of the source, which has w c elements.
+                let from = (x0 + column as isize) * c as isize + channel as isize - start as isize;
+                let inside = |at: isize| (at - from).clamp(t as isize, end as isize) as usize;
+                let (lo, hi) = match y >= 0 && y < h as isize {
+                    true => (inside(0), inside((w * c) as isize)),
+                    false => (end, end),
+                };
+                let at = |t: usize| t - terms.start;
+                if lo < hi {
+                    let from = ((image * h + y as usize) * w * c) as isize + from + lo as isize;
+                    to[at(lo)..at(hi)].copy_from_slice(&x[from as usize..][..hi - lo]);
                 }
-                out[width..].fill(0.0);
+                if hi - lo < end - t {
+                    to[at(t)..at(lo)].fill(T::ZERO);
+                    to[at(hi)..at(end)].fill(T::ZERO);
+                }
+                t = end;
+            }
+            qx += 1;
+            if qx == self.pixels[1] {
+                (qx, qy) = (0, qy + 1);
+            }
+            if qy == self.pixels[0] {
+                (qy, image) = (0, image + 1);
+            }
+        }
+    }
+}
+
+/// The weights as right-hand matrices: `[group][panel][term][column]`, padded with zeros. Terms are input channels and columns
+/// output channels of the forward pass, or the reverse.
+fn pack<T: Real, P: Product<T>>(_: P, g: &Geometry, w: &[T], sight: &Sight) -> Buf<T> {
+    let (ci, co, all, taps) = (g.cig(), g.cog(), g.taps(), &sight.taps);
+    // Steps in the weights between terms of neighbouring channels and between columns.
+    let (k, n, row, column) = match sight.backward {
+        true => (co, ci, ci * all, all),
+        false => (ci, co, all, ci * all),
+    };
+    let panels = n.div_ceil(P::PANEL);
+    let mut packed = Buf::dirty(g.groups * panels * taps.len() * k * P::PANEL);
+    let chunks = packed.par_chunks_exact_mut((taps.len() * k * P::PANEL).max(1));
+    chunks.enumerate().for_each(|(task, out)| {
+        let (group, n0) = (task / panels, task % panels * P::PANEL);
+        let width = (n - n0).min(P::PANEL);
+        for i in 0..k {
+            let w = &w[group * co * ci * all + i * row + n0 * column..];
+            for (t, tap) in taps.iter().enumerate() {
+                let out = &mut out[(t * k + i) * P::PANEL..][..P::PANEL];
+                for (out, w) in out[..width].iter_mut().zip(w[*tap..].iter().step_by(column)) {
+                    *out = *w;
+                }
+                out[width..].fill(T::ZERO);
             }
         }
     });
     packed
 }
 
-pub fn forward<S: Simd>(s: S, g: &Geometry, (x, w): (&[f32], &[f32]), y: &mut [f32], add: bool) {
-    let (k, n, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    let packed = pack(s, g, w, false);
-    let zeros = Buf::<f32>::zeros(k);
-    let (oh, ow) = (g.oh(), g.ow());
-    let pixels = g.n * oh * ow;
-    let blocks = pixels.div_ceil(PIXELS);
+/// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
+pub fn conv<T: Real, P: Product<T>>(
+    p: P,
+    g: &Geometry,
+    pass: Pass,
+    (x, w): (&[T], &[T]),
+    y: &mut [T],
+    add: bool,
+) {
+    let sights = match pass {
+        Pass::Forward => vec![Sight::forward(g)],
+        Pass::GradInput => {
+            let residues = |axis: usize, size: usize| 0..g.stride[axis].min(size);
+            let row = |y: usize| residues(1, g.w).map(move |x| Sight::backward(g, [y, x]));
+            residues(0, g.h).flat_map(row).collect()
+        }
+    };
+    let ([h_out, w_out, c_out], n) = match pass {
+        Pass::Forward => ([g.oh(), g.ow(), g.co], g.cog()),
+        Pass::GradInput => ([g.h, g.w, g.ci], g.cig()),
+    };
+    let pixels = |sight: &Sight| g.n * sight.pixels[0] * sight.pixels[1];
+    let packed: Vec<_> = sights.iter().map(|sight| pack(p, g, w, sight)).collect();
+    let blocks: Vec<(usize, usize)> = (0..sights.len())
+        .flat_map(|s| (0..pixels(&sights[s])).step_by(PIXELS).map(move |p0| (s, p0)))
+        .collect();
+    // Few pixels: columns are cut too.
+    let parts = TASKS.div_ceil(blocks.len() * g.groups).clamp(1, n.div_ceil(64));
+    let columns = n.div_ceil(parts).next_multiple_of(P::PANEL);
+    let parts = n.div_ceil(columns);
     let y = Shared::new(y);
-    let panels = n.div_ceil(S::PANEL);
-    par(blocks * g.groups, |task| {
-        let (group, p0) = (task / blocks, task % blocks * PIXELS);
-        let p1 = pixels.min(p0 + PIXELS);
-        let mut block =
-            Block { a: vec![zeros.as_ptr(); taps * PIXELS], b: Vec::new(), c: Vec::with_capacity(PIXELS) };
-        for p in p0..p1 {
-            let (image, oy, ox) = (p / (oh * ow), p / ow % oh, p % ow);
-            for a in 0..kh {
-                let iy = (oy * g.stride[0] + a).wrapping_sub(g.pad[0]);
-                if iy >= g.h {
-                    continue;
-                }
-                for b in 0..kw {
-                    let ix = (ox * g.stride[1] + b).wrapping_sub(g.pad[1]);
-                    if ix < g.w {
-                        let at = ((image * g.h + iy) * g.w + ix) * g.ci + group * k;
-                        block.a[(a * kw + b) * PIXELS + p - p0] = x[at..].as_ptr();
-                    }
-                }
-            }
-            // SAFETY: pixel `p` of y.
-            block.c.push(unsafe { y.at(p * g.co + group * n) });
-        }
-        let tap_of = |i: usize| packed[(group * panels * taps + i) * k * S::PANEL..].as_ptr();
-        block.b.extend((0..panels * taps).map(tap_of));
-        // SAFETY: tasks have pixels or groups of their own.
-        unsafe { block.multiply(s, (taps, k, n), add) };
-    });
-}
-
-/// For one axis: the taps that reach input positions of residue `r`, and the output position they come from
-/// minus `position / stride`, as (tap, offset).
-fn taps_of_residue(kernel: usize, stride: usize, pad: usize, r: usize) -> Vec<(usize, isize)> {
-    // Position i = r + stride q sees output o through tap a when i + pad = o stride + a.
-    (0..kernel)
-        .filter(|a| (r + pad) % stride == a % stride)
-        .map(|a| (a, (r as isize + pad as isize - a as isize).div_euclid(stride as isize)))
-        .collect()
-}
-
-pub fn grad_input<S: Simd>(s: S, g: &Geometry, (dy, w): (&[f32], &[f32]), dx: &mut [f32], add: bool) {
-    let (k, n, all, kw) = (g.cog(), g.cig(), g.taps(), g.kernel[1]);
-    let packed = pack(s, g, w, true);
-    let zeros = Buf::<f32>::zeros(k);
-    let (oh, ow) = (g.oh(), g.ow());
-    let panels = n.div_ceil(S::PANEL);
-    let dx = Shared::new(dx);
-    // Input positions of equal residue modulo the stride see the same taps: one gemm a residue class.
-    for ry in 0..g.stride[0].min(g.h) {
-        for rx in 0..g.stride[1].min(g.w) {
-            let ys = taps_of_residue(g.kernel[0], g.stride[0], g.pad[0], ry);
-            let xs = taps_of_residue(kw, g.stride[1], g.pad[1], rx);
-            let taps = ys.len() * xs.len();
-            let (rows, columns) = ((g.h - ry).div_ceil(g.stride[0]), (g.w - rx).div_ceil(g.stride[1]));
-            let pixels = g.n * rows * columns;
-            let blocks = pixels.div_ceil(PIXELS);
-            par(blocks * g.groups, |task| {
-                let (group, p0) = (task / blocks, task % blocks * PIXELS);
-                let p1 = pixels.min(p0 + PIXELS);
-                let mut block = Block {
-                    a: vec![zeros.as_ptr(); taps * PIXELS],
-                    b: Vec::new(),
-                    c: Vec::with_capacity(PIXELS),
-                };
-                for p in p0..p1 {
-                    let (image, qy, qx) = (p / (rows * columns), p / columns % rows, p % columns);
-                    for (ty, (_, dy0)) in ys.iter().enumerate() {
-                        let oy = (qy as isize + dy0) as usize;
-                        if oy >= oh {
-                            continue;
-                        }
-                        for (tx, (_, dx0)) in xs.iter().enumerate() {
-                            let ox = (qx as isize + dx0) as usize;
-                            if ox < ow {
-                                let at = ((image * oh + oy) * ow + ox) * g.co + group * k;
-                                block.a[(ty * xs.len() + tx) * PIXELS + p - p0] = dy[at..].as_ptr();
-                            }
-                        }
-                    }
-                    let (iy, ix) = (ry + qy * g.stride[0], rx + qx * g.stride[1]);
-                    // SAFETY: pixel (iy, ix) of dx.
-                    block.c.push(unsafe { dx.at(((image * g.h + iy) * g.w + ix) * g.ci + group * n) });
-                }
-                if taps == 0 {
-                    if !add {
-                        for c in &block.c {
-                            // SAFETY: `n` channels of a pixel that only this task writes.
-                            unsafe { c.write_bytes(0, n) };
-                        }
-                    }
-                    return;
-                }
-                for panel in 0..panels {
-                    for (a, _) in &ys {
-                        for (b, _) in &xs {
-                            let tap = a * kw + b;
-                            let at = ((group * panels + panel) * all + tap) * k * S::PANEL;
-                            block.b.push(packed[at..].as_ptr());
-                        }
-                    }
-                }
-                // SAFETY: tasks have pixels or groups of their own.
-                unsafe { block.multiply(s, (taps, k, n), add) };
-            });
-        }
-    }
-}
-
-/// A stretch of pixels of one output row that a tap sees inside the image.
-#[derive(Clone, Copy)]
-struct Run {
-    a: *const f32,
-    b: *const f32,
-    len: usize,
-}
-
-/// c += Σ a_i b_j over the pixels of `runs`: `MR` rows, `NV` vectors. Of the last vector `columns` count.
-///
-/// # Safety
-/// The pixels of a run hold `MR` floats at `a + row` and the columns at `b`, steps apart; `c` has room for whole vectors.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)]
-unsafe fn outer<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    runs: &[Run],
-    (row, a_step, b_step): (usize, usize, usize),
-    (c, ldc): (*mut f32, usize),
-    columns: usize,
-) {
-    // SAFETY: the caller's promise; `wrapping_add` because a pointer's last step may lie beyond the tensor.
-    unsafe {
-        let mut acc = [[s.zero(); NV]; MR];
-        for run in runs {
-            let (mut ap, mut bp) = (run.a.add(row), run.b);
-            for _ in 0..run.len {
-                let mut bv = [s.zero(); NV];
-                for j in 0..NV {
-                    let p = bp.add(S::LANES * j);
-                    bv[j] =
-                        if j + 1 < NV || columns == S::LANES { s.load(p) } else { s.load_part(p, columns) };
-                }
-                for i in 0..MR {
-                    let av = s.splat(*ap.add(i));
-                    for j in 0..NV {
-                        acc[i][j] = s.fma(av, bv[j], acc[i][j]);
-                    }
-                }
-                ap = ap.wrapping_add(a_step);
-                bp = bp.wrapping_add(b_step);
-            }
-        }
-        for i in 0..MR {
-            for j in 0..NV {
-                write(s, c.add(i * ldc + S::LANES * j), S::LANES, acc[i][j], Into::Add);
-            }
-        }
-    }
-}
-
-/// Tasks that the weight gradient is cut into at least, whatever the number of threads.
-const TASKS: usize = 32;
-
-pub fn grad_weight<S: Simd>(s: S, g: &Geometry, (x, dy): (&[f32], &[f32]), dw: &mut [f32]) {
-    let (ci, co, taps, [kh, kw]) = (g.cig(), g.cog(), g.taps(), g.kernel);
-    // Vectors run over the side with more channels. A task owns a panel of them and all rows.
-    let wide_out = co >= ci;
-    let (rows, columns) = if wide_out { (ci, co) } else { (co, ci) };
-    let panels = columns.div_ceil(S::PANEL);
-    let tasks = g.groups * panels;
-    // The batch is cut too, into a number of parts that depends on the shape alone.
-    let parts = TASKS.div_ceil(tasks).clamp(1, g.n);
-    let per_part = g.n.div_ceil(parts);
-    let size = rows * S::PANEL;
-    let (oh, ow) = (g.oh(), g.ow());
-    // The panel of dy is the same for every tap, and that of x if there is one tap: then it is copied out of its
-    // rows, whose strides of whole pages would make it miss every cache, and used for all rows and taps.
-    let packed = wide_out || taps == 1;
-    let mut sums = Buf::<f32>::zeros(parts * tasks * taps * size);
-    sums.par_chunks_exact_mut(taps * size).with_max_len(1).enumerate().for_each(|(task, sums)| {
-        let (part, task) = (task / tasks, task % tasks);
-        let (group, column) = (task / panels, task % panels * S::PANEL);
-        let width = S::PANEL.min(columns - column);
-        let (x_from, dy_from) = match wide_out {
-            true => (group * ci, group * co + column),
-            false => (group * ci + column, group * co),
+    par(blocks.len() * g.groups * parts, |task| {
+        let ((s, p0), group, n0) =
+            (blocks[task / parts % blocks.len()], task / parts / blocks.len(), task % parts * columns);
+        let (sight, packed) = (&sights[s], &packed[s]);
+        let (block, columns, terms) =
+            (p0..pixels(sight).min(p0 + PIXELS), columns.min(n - n0), sight.terms());
+        // Pixels that are not neighbours in the target are computed aside.
+        let aside = sight.spacing != [1; 2];
+        let mut sums = Buf::<T>::dirty(if aside { PIXELS * columns } else { 0 });
+        let c = match aside {
+            true => (sums.as_mut_ptr(), columns),
+            // SAFETY: pixel `p0` of the target.
+            false => (unsafe { y.at(p0 * c_out + group * n + n0) }, c_out),
         };
-        let output_rows = (part * per_part).min(g.n) * oh..((part + 1) * per_part).min(g.n) * oh;
-        // As many output rows at a time as give about TERMS pixels.
-        let step = (TERMS / ow).max(1);
-        let mut runs = Vec::with_capacity(step);
-        let mut panel = Buf::<f32>::dirty(if packed { step * ow * S::PANEL } else { 0 });
-        for first in output_rows.clone().step_by(step) {
-            let block = first..output_rows.end.min(first + step);
-            if packed {
-                let pixels = block.clone().flat_map(|r| (0..ow).map(move |ox| (r, ox)));
-                for ((r, ox), to) in pixels.zip(panel.chunks_exact_mut(S::PANEL)) {
-                    let from = match wide_out {
-                        true => Some(&dy[(r * ow + ox) * g.co + dy_from..]),
-                        false => {
-                            let iy = (r % oh * g.stride[0]).wrapping_sub(g.pad[0]);
-                            let ix = (ox * g.stride[1]).wrapping_sub(g.pad[1]);
-                            let inside = iy < g.h && ix < g.w;
-                            inside.then(|| &x[((r / oh * g.h + iy) * g.w + ix) * g.ci + x_from..])
-                        }
-                    };
-                    if let Some(from) = from {
-                        to[..width].copy_from_slice(&from[..width]);
-                    }
-                }
-            }
-            for a in 0..kh {
-                for b in 0..kw {
-                    // Output columns whose input column ox stride + b - pad lies inside.
-                    let ox0 = g.pad[1].saturating_sub(b).div_ceil(g.stride[1]);
-                    let ox1 = (g.w + g.pad[1]).saturating_sub(b).div_ceil(g.stride[1]).min(ow);
-                    if ox0 >= ox1 {
-                        continue;
-                    }
-                    runs.clear();
-                    for r in block.clone() {
-                        let (image, oy) = (r / oh, r % oh);
-                        let iy = (oy * g.stride[0] + a).wrapping_sub(g.pad[0]);
-                        if iy < g.h {
-                            let ix = ox0 * g.stride[1] + b - g.pad[1];
-                            let xp = x[((image * g.h + iy) * g.w + ix) * g.ci + x_from..].as_ptr();
-                            let dyp = dy[(r * ow + ox0) * g.co + dy_from..].as_ptr();
-                            let (a, b) = if wide_out { (xp, dyp) } else { (dyp, xp) };
-                            let b = match packed {
-                                true => panel[((r - first) * ow + ox0) * S::PANEL..].as_ptr(),
-                                false => b,
-                            };
-                            runs.push(Run { a, b, len: ox1 - ox0 });
-                        }
-                    }
-                    let to = sums[(a * kw + b) * size..].as_mut_ptr();
-                    let (x_step, dy_step) = (g.stride[1] * g.ci, g.co);
-                    let (a_step, b_step) = if wide_out { (x_step, dy_step) } else { (dy_step, x_step) };
-                    let b_step = if packed { S::PANEL } else { b_step };
-                    // SAFETY: the runs lie inside x, dy and the panel.
-                    unsafe { outer_block(s, &runs, (a_step, b_step), to, (rows, width)) };
-                }
-            }
+        let step = terms.div_ceil(terms.div_ceil(TERMS).max(1)).max(1);
+        let mut gathered = Buf::<T>::dirty(if sight.is_plain() { 0 } else { PIXELS * step });
+        for t0 in (0..terms).step_by(step) {
+            let t1 = terms.min(t0 + step);
+            let channel = group * sight.k;
+            let a = if sight.is_plain() {
+                (x[p0 * sight.source[2] + channel + t0..].as_ptr(), sight.source[2], 1)
+            } else {
+                sight.gather((x, channel), block.clone(), t0..t1, (&mut gathered, step));
+                (gathered.as_ptr(), step, 1)
+            };
+            let panels = n.div_ceil(P::PANEL) * group + n0 / P::PANEL;
+            let b = (packed[(panels * terms + t0) * P::PANEL..].as_ptr(), P::PANEL, terms * P::PANEL);
+            let into = if t0 > 0 || add && !aside { Into::Add } else { Into::Set };
+            // SAFETY: the block lies in its buffers; tasks have pixels, groups or columns of their own.
+            unsafe { p.multiply((block.len(), columns, t1 - t0), a, b, c, into) };
         }
-    });
-    let (first, rest) = sums.split_at_mut(tasks * taps * size);
-    for part in rest.chunks_exact(tasks * taps * size) {
-        add_assign(first, part);
-    }
-    let first = &*first;
-    dw.par_chunks_exact_mut(ci * taps).enumerate().for_each(|(o, dw)| {
-        let (group, o) = (o / co, o % co);
-        for (i, dw) in dw.chunks_exact_mut(taps).enumerate() {
-            let (r, c) = if wide_out { (i, o) } else { (o, i) };
-            let task = group * panels + c / S::PANEL;
-            for (tap, dw) in dw.iter_mut().enumerate() {
-                *dw = first[(task * taps + tap) * size + r * S::PANEL + c % S::PANEL];
+        if !aside {
+            return;
+        }
+        if terms == 0 {
+            sums.fill(T::ZERO);
+        }
+        for (p, sums) in block.zip(sums.chunks_exact(columns)) {
+            let (image, qy, qx) = sight.at(p);
+            let [row, column] = [(0, qy), (1, qx)].map(|(a, q)| sight.origin[a] + sight.spacing[a] * q);
+            let at = ((image * h_out + row) * w_out + column) * c_out + group * n + n0;
+            // SAFETY: as above.
+            let to = unsafe { y.slice(at, columns) };
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = if add { *to + *sum } else { *sum };
             }
         }
     });
 }
 
-/// [`outer`] over `rows` rows and one panel of columns; `c` has rows of a panel.
-///
-/// # Safety
-/// As [`outer`].
-unsafe fn outer_block<S: Simd>(
-    s: S,
-    runs: &[Run],
-    (a_step, b_step): (usize, usize),
-    c: *mut f32,
-    (rows, columns): (usize, usize),
-) {
-    let nv = columns.div_ceil(S::LANES);
-    let columns = columns - S::LANES * (nv - 1);
-    s.run(
-        #[inline(always)]
-        || {
-            let mut i = 0;
-            while i < rows {
-                let mr = tile_rows(rows - i);
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let to = (c.add(i * S::PANEL), S::PANEL);
-                    tiles!(outer::<S>(mr, nv)(s, runs, (i, a_step, b_step), to, columns));
+/// dw = the gradient of the weights: for each group, what the pixels see, transposed, by the gradient of the output.
+pub fn grad_weight<T: Real, P: Product<T>>(p: P, g: &Geometry, (x, dy): (&[T], &[T]), dw: &mut [T]) {
+    let sight = Sight::forward(g);
+    let (terms, n, k, taps) = (sight.terms(), g.cog(), g.cig(), g.taps());
+    let pixels = g.n * g.oh() * g.ow();
+    let (across, down) = (n.div_ceil(COLUMNS), terms.div_ceil(ROWS * BLOCKS));
+    let tasks = g.groups * across * down;
+    // The pixels are cut too, into a number of parts that depends on the shape alone.
+    let per_part = pixels.div_ceil(TASKS.div_ceil(tasks)).next_multiple_of(TERMS);
+    let parts = pixels.div_ceil(per_part);
+    // Sums of a part: [group][term][column], columns padded to whole panels.
+    let ld = n.next_multiple_of(P::PANEL);
+    let size = g.groups * terms * ld;
+    let mut sums = Buf::<T>::dirty(parts * size);
+    let out = Shared::new(&mut sums);
+    par(parts * tasks, |task| {
+        let (part, task) = (task / tasks, task % tasks);
+        let (group, task) = (task / (across * down), task % (across * down));
+        let (n0, r0) = (task % across * COLUMNS, task / across * ROWS * BLOCKS);
+        let (columns, r1) = ((n - n0).min(COLUMNS), terms.min(r0 + ROWS * BLOCKS));
+        let mut rows = Buf::<T>::dirty(TERMS * STRIDE);
+        let mut panels = Buf::<T>::dirty(TERMS * COLUMNS);
+        let all = part * per_part..pixels.min((part + 1) * per_part);
+        for p0 in all.clone().step_by(TERMS) {
+            let block = p0..all.end.min(p0 + TERMS);
+            for j in (0..columns).step_by(P::PANEL) {
+                let width = (columns - j).min(P::PANEL);
+                for (p, to) in block.clone().zip(panels[j * TERMS..].chunks_exact_mut(P::PANEL)) {
+                    to[..width].copy_from_slice(&dy[p * g.co + group * n + n0 + j..][..width]);
+                    to[width..].fill(T::ZERO);
                 }
-                i += mr;
             }
-        },
-    )
+            for r in (r0..r1).step_by(ROWS) {
+                let seen = r..r1.min(r + ROWS);
+                let height = seen.len();
+                sight.gather((x, group * k), block.clone(), seen, (&mut rows, STRIDE));
+                let into = if p0 > all.start { Into::Add } else { Into::Set };
+                // SAFETY: the blocks lie in their buffers; tasks have parts, groups, rows or columns of their own.
+                unsafe {
+                    let c = (out.at(part * size + (group * terms + r) * ld + n0), ld);
+                    let b = (panels.as_ptr(), P::PANEL, TERMS * P::PANEL);
+                    p.multiply((height, columns, block.len()), (rows.as_ptr(), 1, STRIDE), b, c, into);
+                }
+            }
+        }
+    });
+    add_parts(&mut sums, size);
+    // From [term][column] to [out][in][tap], a few output channels at a time.
+    let (sums, dw) = (&*sums, Shared::new(dw));
+    let across = n.div_ceil(16);
+    par(g.groups * across, |task| {
+        let (group, o0) = (task / across, task % across * 16);
+        let width = (n - o0).min(16);
+        for c in 0..k {
+            for tap in 0..taps {
+                let from = &sums[(group * terms + tap * k + c) * ld + o0..][..width];
+                for (o, sum) in from.iter().enumerate() {
+                    // SAFETY: every task writes output channels of its own.
+                    unsafe { *dw.at(((group * n + o0 + o) * k + c) * taps + tap) = *sum };
+                }
+            }
+        }
+    });
+}
+
+/// Adds all further parts of `size` elements to the first, in their order.
+pub fn add_parts<T: Real>(sums: &mut [T], size: usize) {
+    let (first, rest) = sums.split_at_mut(size);
+    let rest = &*rest;
+    first.par_chunks_mut(1 << 12).enumerate().for_each(|(i, first)| {
+        for part in rest.chunks_exact(size) {
+            for (sum, more) in first.iter_mut().zip(&part[i << 12..]) {
+                *sum += *more;
+            }
+        }
+    });
 }

@@ -10,18 +10,10 @@
 //!
 //! Channels are innermost, so the transforms are plain vector additions over as many channels as a vector has, and weights
 //! are gathered from and scattered to PyTorch's order inside their own transforms. Work is cut by shape only.
-use super::conv::Geometry;
+use super::conv::{Geometry, Pass};
+use super::conv_direct::TASKS;
 use super::simd::{Into, Simd, sgemm, write};
 use super::{Buf, Shared, par};
-
-/// Which of the two convolutions of the forward shape is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// Input to output.
-    Forward,
-    /// Gradient of the output to gradient of the input.
-    GradInput,
-}
 
 /// Sixteen floats of padding between the planes of positions ξ: without it their T² store streams would fall
 /// into one set of the cache.
@@ -30,8 +22,10 @@ const SKEW: usize = 16;
 /// Tiles that one task transforms.
 const TILES: usize = 4;
 
-/// Channels of a block, where channels are cut: a left-hand matrix has rows of as many.
+/// Channels of a block, where channels are cut.
 const BLOCK: usize = 64;
+/// Output channels of a task of the weight gradient.
+const ROWS: usize = 32;
 
 /// y = Bᵀ x (T to T).
 #[inline(always)]
@@ -251,28 +245,35 @@ unsafe fn load_patch<S: Simd, const R: usize>(
     d
 }
 
-/// V = Bᵀ x B of one tile.
+/// V = Bᵀ x B of one tile, for channels `c0..c1`.
 ///
 /// # Safety
 /// `x` holds the images of the tiling and `to` has room.
 #[allow(clippy::needless_range_loop)]
-unsafe fn transform_input<S: Simd, const T: usize>(v: S, s: &Tiling, x: *const f32, t: usize, to: Planes) {
+unsafe fn transform_input<S: Simd, const T: usize>(
+    v: S,
+    s: &Tiling,
+    x: *const f32,
+    t: usize,
+    (c0, c1): (usize, usize),
+    to: Planes,
+) {
     let (image, y0, x0) = s.at(t);
     v.run(
         #[inline(always)]
         || {
-            for c in (0..s.c).step_by(S::LANES) {
+            for c in (c0..c1).step_by(S::LANES) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let d = load_patch::<S, T>(v, s, x.add(image * s.h * s.w * s.c), (y0, x0), c);
-                    to.store::<S, T>(v, c, map2!(v, bt::<S, T>, d, T, T));
+                    to.store::<S, T>(v, c - c0, map2!(v, bt::<S, T>, d, T, T));
                 }
             }
         },
     )
 }
 
-/// D = A dy Aᵀ of one tile.
+/// D = A dy Aᵀ of one tile, for channels `c0..c1`.
 ///
 /// # Safety
 /// As [`transform_input`].
@@ -282,34 +283,34 @@ unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
     s: &Tiling,
     dy: *const f32,
     t: usize,
+    (c0, c1): (usize, usize),
     to: Planes,
 ) {
     let (image, y0, x0) = s.at(t);
     v.run(
         #[inline(always)]
         || {
-            for c in (0..s.c).step_by(S::LANES) {
+            for c in (c0..c1).step_by(S::LANES) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let d = load_patch::<S, M>(v, s, dy.add(image * s.h * s.w * s.c), (y0, x0), c);
-                    to.store::<S, T>(v, c, map2!(v, a_adjoint::<S, T, M>, d, M, T));
+                    to.store::<S, T>(v, c - c0, map2!(v, a_adjoint::<S, T, M>, d, M, T));
                 }
             }
         },
     )
 }
 
-/// y = Aᵀ M A of one tile, for channels `c0..c1` whose products start at `from`.
+/// y = Aᵀ M A of one tile, whose products start at `from`.
 ///
 /// # Safety
-/// `y` holds the images of the tiling, `from` the products; no other task has this tile and these channels.
+/// `y` holds the images of the tiling, `from` the products; no other task has this tile.
 #[allow(clippy::needless_range_loop)]
 unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
     v: S,
     s: &Tiling,
     (from, plane): (*const f32, usize),
     t: usize,
-    (c0, c1): (usize, usize),
     (y, into): (*mut f32, Into),
 ) {
     let (image, y0, x0) = s.at(t);
@@ -318,12 +319,12 @@ unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
     v.run(
         #[inline(always)]
         || {
-            for c in (c0..c1).step_by(S::LANES) {
+            for c in (0..s.c).step_by(S::LANES) {
                 let mut d = [[v.zero(); T]; T];
                 for r in 0..T {
                     for q in 0..T {
                         // SAFETY: the products of a tile are padded to whole vectors.
-                        d[r][q] = unsafe { v.load(from.add((r * T + q) * plane + c - c0)) };
+                        d[r][q] = unsafe { v.load(from.add((r * T + q) * plane + c)) };
                     }
                 }
                 let o: [[S::V; M]; M] = map2!(v, at::<S, T, M>, d, T, M);
@@ -334,7 +335,7 @@ unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
                             // SAFETY: the pixel is inside the image, and so are the channels that are left.
                             unsafe {
                                 let p = y.add(((image * s.h + yy) * s.w + xx) * s.c + c);
-                                write(v, p, S::LANES.min(c1 - c), o[r][q], into);
+                                write(v, p, S::LANES.min(s.c - c), o[r][q], into);
                             }
                         }
                     }
@@ -403,27 +404,46 @@ impl<S: Simd> Weights<'_, S> {
         )
     }
 
-    /// All of U in panels: column panel `j` of position ξ starts at `ξ plane + j k PANEL`. Returns U and `plane`.
-    fn transform_all<const T: usize>(&self) -> (Buf<f32>, usize) {
-        let (k, panels) = (self.k, self.n.div_ceil(S::PANEL));
-        let plane = panels * k * S::PANEL + SKEW;
-        let mut u = Buf::dirty(T * T * plane);
-        let out = Shared::new(&mut u);
-        let blocks = k.div_ceil(BLOCK);
-        par(blocks * panels, |task| {
-            let (kb, j) = (task % blocks * BLOCK, task / blocks);
-            // SAFETY: every task writes rows and a panel of its own.
-            unsafe {
-                let to = out.at((j * k + kb) * S::PANEL);
-                self.transform::<T>((kb, k.min(kb + BLOCK)), j * S::PANEL, to, plane);
-            }
-        });
-        (u, plane)
+    /// The tasks that [`Weights::transform_rows`] has for `rows` rows.
+    fn tasks(&self, rows: usize) -> usize {
+        rows.div_ceil(BLOCK) * self.n.div_ceil(S::PANEL)
+    }
+
+    /// U for rows `k0..k1` in panels, one task of many: column panel `j` of position ξ starts at `ξ plane + j (k1 - k0) PANEL`.
+    ///
+    /// # Safety
+    /// `u` has room, and nobody else has this task.
+    unsafe fn transform_rows<const T: usize>(
+        &self,
+        task: usize,
+        (k0, k1): (usize, usize),
+        u: *mut f32,
+        plane: usize,
+    ) {
+        let blocks = (k1 - k0).div_ceil(BLOCK);
+        let (row, j) = (k0 + task % blocks * BLOCK, task / blocks);
+        // SAFETY: the caller's promise; every task writes rows and a panel of its own.
+        unsafe {
+            let to = u.add((j * (k1 - k0) + row - k0) * S::PANEL);
+            self.transform::<T>((row, k1.min(row + BLOCK)), j * S::PANEL, to, plane);
+        }
     }
 }
 
-/// Bytes of U up to which it stays in the L2 cache beside the tiles of a block.
+/// Bytes of U up to which a task takes its tiles through all three stages: beside them it stays in the L2 cache, or nearly.
 const U_IN_L2: usize = 3 << 20;
+/// Bytes of V and M of such a block of tiles: what an L2 cache of 512 KB holds beside a part of U.
+const TILES_IN_L2: usize = 300_000;
+/// Bytes of U, and of V and M (or D) together, that are worked on at a time where they live in the L3 cache.
+const U_IN_L3: usize = 10 << 20;
+const TILES_IN_L3: usize = 8 << 20;
+/// The most tiles at a time: products of so many rows (or terms) read their other side from memory at no cost.
+const MOST_TILES: usize = 512;
+
+/// Cuts `n` into parts of equal size, at most `most` each: the size, a multiple of `unit`.
+fn even(n: usize, most: usize, unit: usize) -> usize {
+    n.div_ceil(n.div_ceil(most.max(1))).next_multiple_of(unit)
+}
 
 /// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
 pub fn conv<S: Simd, const T: usize, const M: usize>(
@@ -451,10 +471,8 @@ pub fn conv<S: Simd, const T: usize, const M: usize>(
     let job = Job { v, input, output, weights, tiles, x, y, into };
     if T * T * k * n * 4 <= U_IN_L2 {
         job.blocks_of_tiles::<T, M>();
-    } else if tiles > 128 {
-        job.positions::<T, M>();
     } else {
-        job.panels::<T, M>();
+        job.positions::<T, M>();
     }
 }
 
@@ -470,47 +488,48 @@ struct Job<'a, S> {
 }
 
 impl<S: Simd> Job<'_, S> {
-    /// The channels of a tile of V and of M, padded to whole vectors.
-    fn padded(&self) -> (usize, usize) {
-        (self.weights.k.next_multiple_of(S::LANES), self.weights.n.next_multiple_of(S::LANES))
-    }
-
-    /// V of tile `t`, with rows of all channels.
+    /// Channels `channels` of V of tile `t`, side by side.
     ///
     /// # Safety
-    /// `to.data` has room for a tile.
-    unsafe fn input<const T: usize>(&self, t: usize, data: *mut f32, plane: usize) {
+    /// `data` has room for a tile.
+    unsafe fn input<const T: usize>(
+        &self,
+        t: usize,
+        channels: (usize, usize),
+        (data, plane): (*mut f32, usize),
+    ) {
         let to = Planes { data, plane, panel: 0, width: usize::MAX };
         // SAFETY: the caller's promise; `x` holds the images.
-        unsafe { transform_input::<S, T>(self.v, &self.input, self.x.as_ptr(), t, to) }
+        unsafe { transform_input::<S, T>(self.v, &self.input, self.x.as_ptr(), t, channels, to) }
     }
 
-    /// Channels `channels` of the output tile `t` from their products.
+    /// The output tile `t` from its products.
     ///
     /// # Safety
     /// As [`transform_output`].
-    unsafe fn output<const T: usize, const M: usize>(
-        &self,
-        from: (*const f32, usize),
-        t: usize,
-        channels: (usize, usize),
-    ) {
+    unsafe fn output<const T: usize, const M: usize>(&self, from: (*const f32, usize), t: usize) {
         // SAFETY: the caller's promise; `y` holds the images.
         unsafe {
             let y = (self.y.at(0), self.into);
-            transform_output::<S, T, M>(self.v, &self.output, from, t, channels, y);
+            transform_output::<S, T, M>(self.v, &self.output, from, t, y);
         }
     }
 
     /// U fits into L2: a task takes a block of tiles through all three stages, V and M never leave L2.
     fn blocks_of_tiles<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
-        let (kp, np) = self.padded();
-        let (u, u_plane) = self.weights.transform_all::<T>();
+        let (kp, np) = (k.next_multiple_of(S::LANES), n.next_multiple_of(S::LANES));
+        let u_plane = n.div_ceil(S::PANEL) * k * S::PANEL + SKEW;
+        let mut u = Buf::<f32>::dirty(xi * u_plane);
+        let to = Shared::new(&mut u);
+        // SAFETY: U has room for all rows.
+        par(self.weights.tasks(k), |task| unsafe {
+            self.weights.transform_rows::<T>(task, (0, k), to.at(0), u_plane);
+        });
         // V and M of a block together fill half of L2; whole register tiles of 12 rows. Few tiles make smaller blocks, so
         // that every thread gets some.
-        let block = (700_000 / (xi * (kp + np) * 4)).max(12) / 12 * 12;
-        let block = block.min(self.tiles.div_ceil(8).next_multiple_of(6));
+        let block = (TILES_IN_L2 / (xi * (kp + np) * 4)).max(12) / 12 * 12;
+        let block = block.min(self.tiles.div_ceil(TASKS).next_multiple_of(12));
         let (v_plane, m_plane) = (block * kp + SKEW, block * np + SKEW);
         par(self.tiles.div_ceil(block), |b| {
             let (t0, t1) = (b * block, self.tiles.min((b + 1) * block));
@@ -519,7 +538,7 @@ impl<S: Simd> Job<'_, S> {
             // SAFETY: buffers have the sizes of their planes; blocks have disjoint tiles, so outputs are disjoint.
             unsafe {
                 for t in t0..t1 {
-                    self.input::<T>(t, v.as_mut_ptr().add((t - t0) * kp), v_plane);
+                    self.input::<T>(t, (0, k), (v.as_mut_ptr().add((t - t0) * kp), v_plane));
                 }
                 for e in 0..xi {
                     sgemm(
@@ -532,99 +551,71 @@ impl<S: Simd> Job<'_, S> {
                     );
                 }
                 for t in t0..t1 {
-                    self.output::<T, M>((m.as_ptr().add((t - t0) * np), m_plane), t, (0, n));
+                    self.output::<T, M>((m.as_ptr().add((t - t0) * np), m_plane), t);
                 }
             }
         });
     }
 
-    /// U lives in L3 and is read once per sweep of tiles: transform, then one task per position, then transform.
+    /// U, V and M live in L3, as much of them at a time as fits: a sweep over some tiles and some rows of U transforms both,
+    /// then a task multiplies one position of them into some columns of M. U is transformed once if all of it fits.
     fn positions<const T: usize, const M: usize>(&self) {
         let (k, n, xi) = (self.weights.k, self.weights.n, T * T);
-        let (kp, np) = self.padded();
-        let (u, u_plane) = self.weights.transform_all::<T>();
-        let sweep = 512.min(self.tiles);
-        let (v_plane, m_plane) = (sweep * kp + SKEW, sweep * np + SKEW);
+        let np = n.next_multiple_of(S::LANES);
+        let depth = even(k, U_IN_L3 / (xi * n * 4), BLOCK);
+        let tiles_in_l3 = if depth >= k { TILES_IN_L3 / (xi * (k + n) * 4) } else { MOST_TILES };
+        let sweep = even(self.tiles, tiles_in_l3.clamp(48, MOST_TILES), 12);
+        let (v_plane, m_plane) = (sweep * depth + SKEW, sweep * np + SKEW);
+        let u_plane = n.div_ceil(S::PANEL) * depth * S::PANEL + SKEW;
         let (mut v, mut m) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * m_plane));
-        let (v, m) = (Shared::new(&mut v), Shared::new(&mut m));
+        let mut u = Buf::<f32>::dirty(xi * u_plane);
+        let (u, v, m) = (Shared::new(&mut u), Shared::new(&mut v), Shared::new(&mut m));
         for t0 in (0..self.tiles).step_by(sweep) {
             let t1 = self.tiles.min(t0 + sweep);
-            par((t1 - t0).div_ceil(TILES), |q| {
-                for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
-                    // SAFETY: every task writes tiles of its own, within the planes.
-                    unsafe { self.input::<T>(t, v.at((t - t0) * kp), v_plane) };
-                }
-            });
-            // SAFETY: every task writes a position of its own, and V is complete.
-            par(xi, |e| unsafe {
-                sgemm(
-                    self.v,
-                    (t1 - t0, np, k),
-                    (v.at(e * v_plane), kp, 1),
-                    (u.as_ptr().add(e * u_plane), S::PANEL, k * S::PANEL),
-                    (m.at(e * m_plane), np),
-                    Into::Set,
-                );
-            });
+            for k0 in (0..k).step_by(depth) {
+                let k1 = k.min(k0 + depth);
+                let weights = if depth < k || t0 == 0 { self.weights.tasks(k1 - k0) } else { 0 };
+                // SAFETY: every task writes rows of U or tiles of V of its own.
+                par(weights + (t1 - t0).div_ceil(TILES), |q| unsafe {
+                    if q < weights {
+                        return self.weights.transform_rows::<T>(q, (k0, k1), u.at(0), u_plane);
+                    }
+                    let first = t0 + (q - weights) * TILES;
+                    for t in first..t1.min(first + TILES) {
+                        self.input::<T>(t, (k0, k1), (v.at((t - t0) * depth), v_plane));
+                    }
+                });
+                let into = if k0 > 0 { Into::Add } else { Into::Set };
+                let across = np.div_ceil(BLOCK);
+                par(xi * across, |task| {
+                    let (e, n0) = (task / across, task % across * BLOCK);
+                    // SAFETY: every task writes a position and columns of its own; U and V are complete.
+                    unsafe {
+                        sgemm(
+                            self.v,
+                            (t1 - t0, BLOCK.min(np - n0), k1 - k0),
+                            (v.at(e * v_plane), depth, 1),
+                            (u.at(e * u_plane + n0 * (k1 - k0)), S::PANEL, (k1 - k0) * S::PANEL),
+                            (m.at(e * m_plane + n0), np),
+                            into,
+                        );
+                    }
+                });
+            }
             par((t1 - t0).div_ceil(TILES), |q| {
                 for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
                     // SAFETY: every task writes tiles of its own, and M is complete.
-                    unsafe { self.output::<T, M>((m.at((t - t0) * np).cast_const(), m_plane), t, (0, n)) };
+                    unsafe { self.output::<T, M>((m.at((t - t0) * np).cast_const(), m_plane), t) };
                 }
             });
         }
     }
-
-    /// Few tiles and many channels: U would be larger than all other data, so it never exists as a whole. A task
-    /// owns a block of output channels, transforms a block of weights at a time into L2 and adds their products to M.
-    /// V is stored in blocks of channels: rows of 2 KB would fall into few sets of the L1 cache.
-    fn panels<const T: usize, const M: usize>(&self) {
-        let (k, n, xi, tiles) = (self.weights.k, self.weights.n, T * T, self.tiles);
-        let v_plane = k.div_ceil(BLOCK) * tiles * BLOCK + SKEW;
-        let mut v = Buf::<f32>::dirty(xi * v_plane);
-        let v = Shared::new(&mut v);
-        par(tiles.div_ceil(TILES), |q| {
-            for t in q * TILES..tiles.min((q + 1) * TILES) {
-                // SAFETY: every task writes tiles of its own, within the planes.
-                unsafe {
-                    let data = v.at(t * BLOCK);
-                    let to = Planes { data, plane: v_plane, panel: tiles * BLOCK, width: BLOCK };
-                    transform_input::<S, T>(self.v, &self.input, self.x.as_ptr(), t, to);
-                }
-            }
-        });
-        par(n.div_ceil(BLOCK), |j| {
-            let (n0, n1) = (j * BLOCK, n.min((j + 1) * BLOCK));
-            let (u_plane, m_plane) = (BLOCK * BLOCK + SKEW, tiles * BLOCK + SKEW);
-            let (mut u, mut m) = (Buf::<f32>::dirty(xi * u_plane), Buf::<f32>::dirty(xi * m_plane));
-            // SAFETY: buffers have the sizes of their planes; tasks write output channels of their own.
-            unsafe {
-                for k0 in (0..k).step_by(BLOCK) {
-                    let k1 = k.min(k0 + BLOCK);
-                    for (i, column) in (n0..n1).step_by(S::PANEL).enumerate() {
-                        let to = u.as_mut_ptr().add(i * BLOCK * S::PANEL);
-                        self.weights.transform::<T>((k0, k1), column, to, u_plane);
-                    }
-                    for e in 0..xi {
-                        sgemm(
-                            self.v,
-                            (tiles, (n1 - n0).next_multiple_of(S::LANES), k1 - k0),
-                            (v.at(e * v_plane + k0 * tiles), BLOCK, 1),
-                            (u.as_ptr().add(e * u_plane), S::PANEL, BLOCK * S::PANEL),
-                            (m.as_mut_ptr().add(e * m_plane), BLOCK),
-                            if k0 > 0 { Into::Add } else { Into::Set },
-                        );
-                    }
-                }
-                for t in 0..tiles {
-                    self.output::<T, M>((m.as_ptr().add(t * BLOCK), m_plane), t, (n0, n1));
-                }
-            }
-        });
-    }
 }
 
 /// dw = the gradient of the weights.
+///
+/// V, D and dU live in L3, as much of them at a time as fits: for some output channels, a sweep over some tiles transforms
+/// both sides, then a task multiplies one position of some channels into dU.
 pub fn grad_weight<S: Simd, const T: usize, const M: usize>(
     simd: S,
     shape: &Geometry,
@@ -637,85 +628,58 @@ pub fn grad_weight<S: Simd, const T: usize, const M: usize>(
     let pad = |axis: usize| -(shape.pad[axis] as isize);
     let input = Tiling { h: shape.h, w: shape.w, c: k, y0: pad(0), x0: pad(1), th, tw, m: M };
     let gradient = Tiling { h: shape.oh(), w: shape.ow(), c: n, y0: 0, x0: 0, th, tw, m: M };
-    let (k_blocks, n_blocks) = (k.div_ceil(BLOCK), n.div_ceil(BLOCK));
-    // Many channels: one task per block of weights, its dU in L2, all tiles at once. Few channels: sweeps whose V and D fit
-    // into the L2 caches, one task per position, dU summed over the sweeps.
-    let by_block = k * n >= 256 * 256;
-    let sweep = if by_block { tiles } else { (3_000_000 / (xi * (k + n) * 4)).clamp(64, 512).min(tiles) };
-    // D is the left-hand side, in blocks of channels; V the right-hand side, in panels.
-    let (v_plane, d_plane) = (k_blocks * sweep * BLOCK + SKEW, n_blocks * sweep * BLOCK + SKEW);
+    let kp = k.next_multiple_of(S::PANEL);
+    let chunk = even(n, U_IN_L3 / (xi * kp * 4), ROWS).min(n.next_multiple_of(ROWS));
+    let sweep = even(tiles, (TILES_IN_L3 / (xi * (kp + chunk) * 4)).clamp(64, MOST_TILES), 1);
+    // D is the left-hand side, in blocks of channels; V the right-hand side, in panels; rows of dU are output channels and
+    // columns input channels, so that a row's result is nine contiguous floats a channel in [out, in, 3, 3].
+    let (v_plane, d_plane, u_plane) = (sweep * kp + SKEW, sweep * chunk + SKEW, chunk * kp + SKEW);
     let (mut v, mut d) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * d_plane));
-    let (v, d) = (Shared::new(&mut v), Shared::new(&mut d));
-    let transform = |t0: usize, t1: usize| {
-        par((t1 - t0).div_ceil(TILES), |q| {
-            for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
-                let planes = |data, plane, width| Planes { data, plane, panel: sweep * width, width };
-                // SAFETY: every task writes tiles of its own, within the planes.
-                unsafe {
-                    let to = planes(v.at((t - t0) * S::PANEL), v_plane, S::PANEL);
-                    transform_input::<S, T>(simd, &input, x.as_ptr(), t, to);
-                    let to = planes(d.at((t - t0) * BLOCK), d_plane, BLOCK);
-                    transform_gradient::<S, T, M>(simd, &gradient, dy.as_ptr(), t, to);
-                }
-            }
-        });
-    };
-    // dU of a block: rows are output channels from `n0`, columns input channels from `k0`; with C = Dᵀ V the
-    // result of a row is nine contiguous floats a channel in [out, in, 3, 3].
-    let block = |e: usize, n0: usize, k0: usize, count: usize, (u, ldu): (*mut f32, usize), into: Into| {
-        let (rows, columns) = ((n - n0).min(BLOCK), (k - k0).min(BLOCK).next_multiple_of(S::LANES));
-        // SAFETY: V and D are complete; `u` has `rows` rows of `columns` floats.
-        unsafe {
-            sgemm(
-                simd,
-                (rows, columns, count),
-                (d.at(e * d_plane + n0 * sweep), 1, BLOCK),
-                (v.at(e * v_plane + k0 * sweep), S::PANEL, sweep * S::PANEL),
-                (u, ldu),
-                into,
-            );
-        }
-    };
+    let mut u = Buf::<f32>::dirty(xi * u_plane);
+    let (v, d, u) = (Shared::new(&mut v), Shared::new(&mut d), Shared::new(&mut u));
     let dw = Shared::new(dw);
-    if by_block {
-        transform(0, tiles);
-        par(n_blocks * k_blocks, |task| {
-            let (n0, k0) = (task / k_blocks * BLOCK, task % k_blocks * BLOCK);
-            let plane = BLOCK * BLOCK + SKEW;
-            let mut u = Buf::<f32>::dirty(xi * plane);
-            for e in 0..xi {
-                // SAFETY: position `e` of a buffer of T² planes.
-                block(e, n0, k0, tiles, (unsafe { u.as_mut_ptr().add(e * plane) }, BLOCK), Into::Set);
-            }
-            for r in 0..(n - n0).min(BLOCK) {
-                // SAFETY: every task writes weights of its own.
+    for c0 in (0..n).step_by(chunk) {
+        let c1 = n.min(c0 + chunk);
+        for t0 in (0..tiles).step_by(sweep) {
+            let t1 = tiles.min(t0 + sweep);
+            // One sweep: V is that of the chunk before.
+            let with_input = c0 == 0 || sweep < tiles;
+            par((t1 - t0).div_ceil(TILES), |q| {
+                for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
+                    let planes = |data, plane, width| Planes { data, plane, panel: sweep * width, width };
+                    // SAFETY: every task writes tiles of its own, within the planes.
+                    unsafe {
+                        if with_input {
+                            let to = planes(v.at((t - t0) * S::PANEL), v_plane, S::PANEL);
+                            transform_input::<S, T>(simd, &input, x.as_ptr(), t, (0, k), to);
+                        }
+                        let to = planes(d.at((t - t0) * ROWS), d_plane, ROWS);
+                        transform_gradient::<S, T, M>(simd, &gradient, dy.as_ptr(), t, (c0, c1), to);
+                    }
+                }
+            });
+            let down = (c1 - c0).div_ceil(ROWS);
+            par(xi * down, |task| {
+                let (e, r0) = (task / down, task % down * ROWS);
+                let into = if t0 > 0 { Into::Add } else { Into::Set };
+                // SAFETY: V and D are complete; every task writes a position and rows of its own.
                 unsafe {
-                    let to = dw.at(((n0 + r) * k + k0) * 9);
-                    fold_row::<S, T>(simd, u.as_ptr().add(r * BLOCK), plane, (k - k0).min(BLOCK), to);
+                    sgemm(
+                        simd,
+                        ((c1 - c0 - r0).min(ROWS), k.next_multiple_of(S::LANES), t1 - t0),
+                        (d.at(e * d_plane + r0 * sweep), 1, ROWS),
+                        (v.at(e * v_plane), S::PANEL, sweep * S::PANEL),
+                        (u.at(e * u_plane + r0 * kp), kp),
+                        into,
+                    );
                 }
-            }
-        });
-        return;
-    }
-    let ldu = k_blocks * BLOCK;
-    let plane = n * ldu + SKEW;
-    let mut u = Buf::<f32>::dirty(xi * plane);
-    let u = Shared::new(&mut u);
-    for t0 in (0..tiles).step_by(sweep) {
-        let t1 = tiles.min(t0 + sweep);
-        transform(t0, t1);
-        par(xi, |e| {
-            let into = if t0 > 0 { Into::Add } else { Into::Set };
-            for n0 in (0..n).step_by(BLOCK) {
-                for k0 in (0..k).step_by(BLOCK) {
-                    // SAFETY: every task writes a position of its own.
-                    block(e, n0, k0, t1 - t0, (unsafe { u.at(e * plane + n0 * ldu + k0) }, ldu), into);
-                }
-            }
+            });
+        }
+        // SAFETY: every task writes the weights of an output channel of its own.
+        par(c1 - c0, |o| unsafe {
+            fold_row::<S, T>(simd, u.at(o * kp), u_plane, k, dw.at((c0 + o) * k * 9));
         });
     }
-    // SAFETY: every task writes the weights of an output channel of its own.
-    par(n, |o| unsafe { fold_row::<S, T>(simd, u.at(o * ldu), plane, k, dw.at(o * k * 9)) });
 }
 
 /// dw = Gᵀ dU G for `count` input channels of one output channel.

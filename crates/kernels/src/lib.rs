@@ -8,8 +8,8 @@ pub mod batch_norm;
 pub mod buffer;
 pub mod compare;
 pub mod conv;
+mod conv_depthwise;
 mod conv_direct;
-mod conv_portable;
 mod conv_wino;
 pub mod gemm;
 pub mod lstm;
@@ -25,6 +25,7 @@ pub use buffer::Buf;
 use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Evaluates `$body` with `$s` bound to the vectors of an [`Isa`]: a value of another type in each case.
 macro_rules! with_simd {
@@ -258,8 +259,24 @@ pub fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
 }
 
 /// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
+///
+/// Threads beyond the cores have no part in it: on two cores, 64 of them that look for work would cost more than the work.
 pub fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
-    (0..n).into_par_iter().with_max_len(1).for_each(f);
+    static CORES: OnceLock<usize> = OnceLock::new();
+    let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let threads = rayon::current_num_threads();
+    // Tests that compare thread counts want all of them.
+    let workers = if cfg!(test) { threads } else { threads.min(cores) }.min(n);
+    let next = AtomicUsize::new(0);
+    let work = |_| {
+        loop {
+            match next.fetch_add(1, Ordering::Relaxed) {
+                task if task < n => f(task),
+                _ => return,
+            }
+        }
+    };
+    (0..workers).into_par_iter().with_max_len(1).for_each(work);
 }
 
 /// A pointer that crosses threads. Whoever writes through it promises that tasks write disjoint elements.

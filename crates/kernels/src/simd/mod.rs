@@ -78,9 +78,17 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, stride: usize, n: usize) -> Self::V {
         let mut lanes = [0.0; MOST_LANES];
-        for (i, lane) in lanes[..n.min(Self::LANES)].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *lane = unsafe { *from.add(i * stride) };
+        if n >= Self::LANES {
+            // A case of its own: without a variable number of rounds it never leaves the registers.
+            for (i, lane) in lanes[..Self::LANES].iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                *lane = unsafe { *from.add(i * stride) };
+            }
+        } else {
+            for (i, lane) in lanes[..n].iter_mut().enumerate() {
+                // SAFETY: the caller's promise.
+                *lane = unsafe { *from.add(i * stride) };
+            }
         }
         // SAFETY: the array holds every vector.
         unsafe { self.load(lanes.as_ptr()) }
@@ -164,7 +172,6 @@ macro_rules! tiles {
         }
     };
 }
-pub(super) use tiles;
 
 /// Rows of the next tile when `left` are left: 32 go as 6 6 6 6 4 4 rather than 6 6 6 6 6 2.
 #[inline(always)]

@@ -1,9 +1,9 @@
 //! 2-D convolution.
 use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
 use super::{isa, with_slice};
+use crate::kernels::Buf;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
-use crate::kernels::Buf;
 use crate::{Error, Result, op_span};
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ impl Conv2d {
 
     fn algorithm<T: Element>(&self, g: &Geometry) -> Result<Algorithm> {
         let Some(asked) = self.algorithm else {
-            return Ok(Algorithm::choose::<T>(isa()?, g, self.precision == Precision::Fast));
+            return Ok(Algorithm::choose::<T>(g, self.precision == Precision::Fast));
         };
         let found = || format!("{asked:?} for {g} in {}", T::DTYPE.as_str());
         let expected = || "an algorithm for this shape and dtype".into();

@@ -10,14 +10,19 @@
 //! Sums lie in tiles as the panels do, padded to whole vectors: only what is read from and written to the sequence knows where
 //! the units end.
 use super::super::simd::{Into, Simd, read, tiles, write};
-use super::super::{Buf, Shared, par, vmath};
+use super::super::{Buf, Shared, vmath};
 use super::{Dims, Kept, Layer};
 use rayon::prelude::*;
 
 /// Rows of a panel that stay in L1 while every group of batch rows passes over them.
 const BLOCK: usize = 96;
-/// Units that a task of the forward pass takes at least, of which fewer are not worth the hand-over, and at most.
-const GRAIN: (usize, usize) = (16, 48);
+/// Multiply-adds of a task, at least: some 25 µs, below which waking a thread costs more than it does.
+const GRAIN: usize = 2_000_000;
+
+/// How many of so many multiply-adds make a task.
+fn grain(of: usize) -> usize {
+    GRAIN.div_ceil(of.max(1))
+}
 
 /// Vectors side by side in a wide tile: four gates, or two of them where there are few registers.
 const fn wide<S: Simd>() -> usize {
@@ -187,9 +192,9 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
     let mut sums = Buf::dirty(hidden.div_ceil(lanes) * batch * tile);
     let (gates, cells, y) = (Shared::new(gates), Shared::new(cells), Shared::new(y));
     for step in 0..steps {
-        let (least, most) = (GRAIN.0.div_ceil(lanes), GRAIN.1.div_ceil(lanes));
+        let least = grain(batch * hidden * tile);
         let tasks = sums.par_chunks_exact_mut(batch * tile).enumerate();
-        tasks.with_min_len(least).with_max_len(most).for_each(|(u, sums)| {
+        tasks.with_min_len(least).with_max_len(2 * least).for_each(|(u, sums)| {
             let (now, before) = (step * state, step.saturating_sub(1) * state);
             // SAFETY: `super::forward` has checked all lengths. A task reads only states of the step before, which
             // is complete, and writes gates, cells and hidden states of its own units in this step.
@@ -223,7 +228,8 @@ pub(super) fn backward<S: Simd>(s: S, layer: &Layer<f32>, gates: &mut [f32], cel
     let (mut dh, mut dc) = (Buf::<f32>::dirty(panels * tile), Buf::<f32>::zeros(panels * tile));
     let (dh, dc, gates) = (Shared::new(&mut dh), Shared::new(&mut dc), Shared::new(gates));
     for step in (0..steps).rev() {
-        par(panels, |p| {
+        let (tasks, least) = ((0..panels).into_par_iter(), grain(tile * 4 * hidden));
+        tasks.with_min_len(least).with_max_len(2 * least).for_each(|p| {
             let now = step * state;
             // SAFETY: `super::backward` has checked all lengths. A task reads the gate gradients of the step after,
             // which is complete, and writes those of its own units in this step.

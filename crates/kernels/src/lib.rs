@@ -13,11 +13,12 @@ mod conv_direct;
 mod conv_wino;
 pub mod gemm;
 pub mod lstm;
-pub mod multiversion;
 pub mod pool;
 pub mod simd;
 pub mod softmax;
 pub mod sums;
+#[cfg(test)]
+mod threads;
 pub mod vmath;
 
 pub use buffer::Buf;
@@ -121,7 +122,12 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => Level::Avx2.is_there() && is_x86_feature_detected!("avx512f"),
+            Level::Avx512 => {
+                Level::Avx2.is_there()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+            }
         }
     }
 }
@@ -180,13 +186,6 @@ impl Isa {
     /// Which one it is.
     pub fn level(self) -> Level {
         self.0
-    }
-
-    /// Proof of AVX-512F, where this is AVX-512 and `T` has kernels for it.
-    #[cfg(target_arch = "x86_64")]
-    pub fn avx512<T: Real>(self) -> Option<simd::avx512::Avx512> {
-        // SAFETY: an `Isa` of this level exists only where AVX-512F was detected.
-        (self.of::<T>().0 == Level::Avx512).then(|| unsafe { simd::avx512::Avx512::new() })
     }
 }
 
@@ -319,7 +318,6 @@ impl<T> Shared<T> {
     ///
     /// # Safety
     /// The range lies within the slice, and nobody writes it while the result lives.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub unsafe fn read<'a>(self, start: usize, len: usize) -> &'a [T] {
         // SAFETY: the caller's promise.
@@ -341,26 +339,7 @@ impl<T> Shared<T> {
 /// instruction set gives the same bits. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 pub fn vectorize<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f")]
-        fn wide<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        #[target_feature(enable = "avx2")]
-        fn medium<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        match isa.level() {
-            // SAFETY: to hold it proves that it was detected.
-            Level::Avx512 => return unsafe { wide(f) },
-            // SAFETY: as above.
-            Level::Avx2 => return unsafe { medium(f) },
-            Level::Portable => {}
-        }
-    }
-    let _ = isa;
-    f()
+    with_simd!(isa, s => simd::Simd::run(s, f))
 }
 
 /// `a += b`, in parallel.

@@ -2,9 +2,9 @@
 //!
 //! The row is visited three times while it is in L1 or L2 (largest entry; exponentials and their sum; scaling),
 //! so that memory sees it once.
-use super::multiversion::multiversion;
+use super::simd::Simd;
 use super::vmath::exp;
-use super::{Isa, Real, as_f32, as_f32_mut};
+use super::{Isa, Real, as_f32, as_f32_mut, with_simd};
 
 /// Entries of the gradient below this are made zero, before the denormals of the tails reach a matrix product.
 const TINY: f64 = 1e-30;
@@ -22,13 +22,26 @@ pub struct Row {
     pub smoothing: f64,
 }
 
-multiversion! {
-    /// [`row`] in f32.
-    fn row_f32(row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 = row_f32_body
+/// [`row`] in f32.
+fn row_f32(isa: Isa, row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 {
+    with_simd!(isa, s => s.run(#[inline(always)] || row_of(s, row, bias, t)))
+}
+
+/// Replaces v by exp(v − max) and adds it to its partial sum.
+#[inline(always)]
+fn exponentiate<S: Simd>(s: S, chunk: &mut [f32; LANES], max: S::V, sums: &mut [S::V]) {
+    for (chunk, sum) in chunk.chunks_exact_mut(S::LANES).zip(sums) {
+        // SAFETY: a whole vector.
+        unsafe {
+            let v = exp(s, s.sub(s.load(chunk.as_ptr()), max));
+            s.store(chunk.as_mut_ptr(), v);
+            *sum = s.add(*sum, v);
+        }
+    }
 }
 
 #[inline(always)]
-fn row_f32_body<const FMA: bool>(row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 {
+fn row_of<S: Simd>(s: S, row: &mut [f32], bias: Option<&[f32]>, t: Row) -> f64 {
     let n = row.len();
     if let Some(bias) = bias {
         row.iter_mut().zip(bias).for_each(|(v, b)| *v += *b);
@@ -43,7 +56,6 @@ fn row_f32_body<const FMA: bool>(row: &mut [f32], bias: Option<&[f32]>, t: Row) 
     let max = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m });
 
     let at_class = row[t.class];
-    let mut sums = [0f32; LANES];
     let mut plain = [0f64; LANES];
     let (chunks, rest) = row.as_chunks_mut::<LANES>();
     if t.smoothing != 0.0 {
@@ -55,17 +67,23 @@ fn row_f32_body<const FMA: bool>(row: &mut [f32], bias: Option<&[f32]>, t: Row) 
             }
         }
     }
+    // At most four vectors make up sixteen lanes.
+    let (mut sums, highest) = ([s.zero(); 4], s.splat(max));
     for chunk in chunks {
-        for (s, v) in sums.iter_mut().zip(chunk) {
-            *v = exp::<FMA>(*v - max);
-            *s += *v;
-        }
+        exponentiate(s, chunk, highest, &mut sums);
     }
-    for (s, v) in sums.iter_mut().zip(rest) {
-        *v = exp::<FMA>(*v - max);
-        *s += *v;
+    if !rest.is_empty() {
+        let mut padded = [f32::NEG_INFINITY; LANES];
+        padded[..rest.len()].copy_from_slice(rest);
+        exponentiate(s, &mut padded, highest, &mut sums);
+        rest.copy_from_slice(&padded[..rest.len()]);
     }
-    let sum: f64 = sums.iter().map(|s| f64::from(*s)).sum();
+    let mut lanes = [0f32; 4 * LANES];
+    for (lanes, sum) in lanes.chunks_exact_mut(S::LANES).zip(sums) {
+        // SAFETY: a whole vector.
+        unsafe { s.store(lanes.as_mut_ptr(), sum) };
+    }
+    let sum: f64 = lanes[..LANES].iter().map(|s| f64::from(*s)).sum();
 
     let factor = (t.scale / sum) as f32;
     let spread = (t.scale * t.smoothing / n as f64) as f32;

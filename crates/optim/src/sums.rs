@@ -124,7 +124,7 @@ mod tests {
                 pool.install(|| [squares(&a), magnitudes(&a), largest(&a)].map(|x| x.unwrap().to_bits()))
             };
             let one = with(1);
-            assert!([2, 3, 7].into_iter().all(|threads| with(threads) == one));
+            assert!([2, 3, 7, 64].into_iter().all(|threads| with(threads) == one));
             // Multiples of 2⁻¹⁸ below 2¹⁸: every sum is exact.
             assert_eq!(f64::from_bits(one[0]), values.iter().map(|v| v * v).sum::<f64>());
             assert_eq!(f64::from_bits(one[1]), values.iter().map(|v| v.abs()).sum::<f64>());

@@ -31,3 +31,10 @@ fn every_instruction_set_gives_the_same_bits() {
     let portable = run(Isa::PORTABLE);
     assert!(Isa::available().into_iter().all(|isa| run(isa) == portable));
 }
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for isa in Isa::available() {
+        crate::threads::same_bits(|| run(isa).into_iter().map(f64::from_bits).collect());
+    }
+}

@@ -69,6 +69,29 @@ impl Simd for Avx2 {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn where_below(self, a: __m256, b: __m256, yes: __m256, no: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_blendv_ps(no, yes, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn power_of_two(self, sum: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(sum));
+            _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f80_0000)))
+        }
+    }
+    #[inline(always)]
+    fn prefetch(self, line: *const f32) {
+        // SAFETY: as above; a prefetch of what is not there does nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_loadu_ps(from) }

@@ -2,13 +2,13 @@
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// Proof that this CPU has AVX-512F, and AVX2 and FMA with it.
+/// Proof that this CPU has AVX-512F, DQ and VL, and AVX2 and FMA with them.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512(());
 
 impl Avx512 {
     /// # Safety
-    /// The CPU has AVX-512F, AVX2 and FMA.
+    /// The CPU has AVX-512F, DQ and VL, AVX2 and FMA.
     pub unsafe fn new() -> Self {
         Self(())
     }
@@ -16,7 +16,7 @@ impl Avx512 {
 
 /// The lanes below `n`, of 16.
 #[inline(always)]
-pub fn lanes(n: usize) -> __mmask16 {
+fn lanes(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
 }
 
@@ -37,7 +37,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx512f,avx2,fma")]
+        #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx2,fma")]
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
@@ -73,6 +73,29 @@ impl Simd for Avx512 {
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    fn where_below(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes) }
+    }
+    #[inline(always)]
+    fn power_of_two(self, sum: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe {
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(sum));
+            _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3f80_0000)))
+        }
+    }
+    #[inline(always)]
+    fn prefetch(self, line: *const f32) {
+        // SAFETY: as above; a prefetch of what is not there does nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
@@ -117,7 +140,7 @@ impl Simd for Avx512 {
 /// AVX-512F is there; 16 rows of 16 floats are valid at `src` (`lds` apart) and `dst` (`ldd` apart).
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
+unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
     let zero = _mm512_setzero_ps();
     let mut r = [zero; 16];
     for (i, r) in r.iter_mut().enumerate() {

@@ -50,6 +50,16 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     /// a · b + c, rounded once where the CPU can.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
 
+    /// a / b.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `yes` in the lanes where a < b, `no` in the others and where one of the two is NaN.
+    fn where_below(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
+    /// 2ⁿ of each lane 1.5·2²³ + n, for −127 < n < 128: n stands in the low bits of such a sum.
+    fn power_of_two(self, sum: Self::V) -> Self::V;
+    /// Asks for the cache line at `line`, which need not be valid, ahead of its use.
+    #[inline(always)]
+    fn prefetch(self, _line: *const f32) {}
+
     /// A whole vector.
     ///
     /// # Safety
@@ -247,6 +257,16 @@ unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: boo
             }
         }
     }
+}
+
+/// The first `n` lanes, at least one; the others are zero.
+///
+/// # Safety
+/// As many floats are valid at `from`.
+#[inline(always)]
+pub unsafe fn read<S: Simd>(s: S, from: *const f32, n: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe { if n == S::LANES { s.load(from) } else { s.load_part(from, n) } }
 }
 
 /// Sets `n` floats at `to`, or adds to them.

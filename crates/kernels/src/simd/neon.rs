@@ -56,6 +56,24 @@ impl Simd for Neon {
         unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    fn where_below(self, a: float32x4_t, b: float32x4_t, yes: float32x4_t, no: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe { vbslq_f32(vcltq_f32(a, b), yes, no) }
+    }
+    #[inline(always)]
+    fn power_of_two(self, sum: float32x4_t) -> float32x4_t {
+        // SAFETY: as above.
+        unsafe {
+            let exponent = vshlq_n_u32::<23>(vreinterpretq_u32_f32(sum));
+            vreinterpretq_f32_u32(vaddq_u32(exponent, vdupq_n_u32(0x3f80_0000)))
+        }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> float32x4_t {
         // SAFETY: as above.
         unsafe { vld1q_f32(from) }

@@ -45,6 +45,18 @@ impl Simd for Portable {
         map(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
+    fn div(self, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        map(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    fn where_below(self, a: [f32; 4], b: [f32; 4], yes: [f32; 4], no: [f32; 4]) -> [f32; 4] {
+        map(|i| if a[i] < b[i] { yes[i] } else { no[i] })
+    }
+    #[inline(always)]
+    fn power_of_two(self, sum: [f32; 4]) -> [f32; 4] {
+        map(|i| f32::from_bits((sum[i].to_bits() << 23).wrapping_add(0x3f80_0000)))
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> [f32; 4] {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[f32; 4]>().read_unaligned() }

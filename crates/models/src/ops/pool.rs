@@ -1,5 +1,6 @@
 //! Pooling.
 use super::feature_map::{Element, FeatureMap, Host, dispatch};
+use super::isa;
 use crate::kernels::conv::Geometry;
 use crate::kernels::{Buf, pool};
 use crate::{Error, Result, op_span};
@@ -58,7 +59,7 @@ pub fn max_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
 fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
     let (mut y, mut at) = (Buf::dirty(g.y_len()), vec![0; g.y_len()]);
     let span = op_span!(MAX, "forward", 0, "{} {}x{}", g.ci, g.h, g.w);
-    pool::max_forward(&g, &x.data, &mut y, &mut at);
+    pool::max_forward(isa()?, &g, &x.data, &mut y, &mut at);
     drop(span);
     let dx = x.grad.clone();
     let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
@@ -92,9 +93,9 @@ pub fn avg_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
 }
 
 fn average<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
-    let mut y = Buf::dirty(g.y_len());
+    let (mut y, isa) = (Buf::dirty(g.y_len()), isa()?);
     let span = op_span!(AVERAGE, "forward", 0, "{} {}x{}", g.ci, g.h, g.w);
-    pool::avg_forward(&g, &x.data, &mut y);
+    pool::avg_forward(isa, &g, &x.data, &mut y);
     drop(span);
     let dx = x.grad.clone();
     let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
@@ -104,7 +105,7 @@ fn average<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
             if !add {
                 dx.fill(T::ZERO);
             }
-            pool::avg_backward(&g, &dy, dx);
+            pool::avg_backward(isa, &g, &dy, dx);
         });
         Ok([None, None])
     })?;

@@ -59,13 +59,14 @@ fn extreme_logits_stay_finite_and_nan_is_seen() -> Result<()> {
 }
 
 #[test]
-fn one_and_two_threads_give_the_same_bits() {
+fn any_number_of_threads_gives_the_same_bits() {
     let run = || {
         let logits = Var::from_tensor(&normal("logits", &[300, 501]).to_dtype(DType::F32).unwrap()).unwrap();
         let loss = cross_entropy(&logits, &targets(300, 501), &Default::default()).unwrap();
         (values(&loss), values(loss.backward().unwrap().get(&logits).unwrap()))
     };
-    assert_eq!(on_threads(1, run), on_threads(2, run));
+    let one = on_threads(1, run);
+    assert!([2, 3, 7, 64].into_iter().all(|threads| on_threads(threads, run) == one));
 }
 
 #[test]

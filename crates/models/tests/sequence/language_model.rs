@@ -40,10 +40,10 @@ fn train(config: LstmConfig, steps: u64, rate: f64) -> Result<(Vec<f64>, Vec<Vec
 }
 
 #[test]
-fn twenty_steps_give_the_same_bits_on_one_and_two_threads_and_learn() {
+fn twenty_steps_give_the_same_bits_on_any_number_of_threads_and_learn() {
     let run = || train(small(), 20, 0.5).unwrap();
-    let (one, two) = (on_threads(1, run), on_threads(2, run));
-    assert_eq!(one, two);
+    let one = on_threads(1, run);
+    assert!([2, 3, 7, 64].into_iter().all(|threads| on_threads(threads, run) == one));
     let plain = LstmConfig { dropout: Dropout::default(), alpha: 0.0, beta: 0.0, ..small() };
     let losses = train(plain, 200, 10.0).unwrap().0;
     assert!(losses[199] < 0.5 * losses[0], "{losses:?}");

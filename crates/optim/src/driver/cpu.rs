@@ -17,6 +17,7 @@ use half::{bf16, f16};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use taper_kernels::Isa;
 
 /// Elements a sum is taken over at a time.
 const CHUNK: usize = PARTS * PART;
@@ -527,18 +528,8 @@ fn widen<F: Real>(x: F) -> f64 {
 /// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 pub(crate) fn vectorized<T>(f: impl FnOnce() -> T) -> T {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn wide<T>(f: impl FnOnce() -> T) -> T {
-            f()
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-            return unsafe { wide(f) };
-        }
-    }
-    f()
+    // A wrong `TAPER_ISA` is for those to refuse who can: the bits are the same with any instructions.
+    taper_kernels::vectorize(Isa::detect().unwrap_or(Isa::PORTABLE), f)
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.
@@ -663,35 +654,10 @@ macro_rules! passes {
                     $($buffer[i] = $new;)*
                 }
             }
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-                #[allow(clippy::too_many_arguments)]
-                fn wider<R: Rule, F: Real>(
-                    s: &<R::Scalars as Scalars>::In<F>, clip: ClipIn<F>, x: &mut [F], g: &[F], $($buffer: &mut [F]),*
-                ) {
-                    body::<R, F>(s, clip, x, g, $($buffer),*);
-                }
-                #[target_feature(enable = "avx2")]
-                #[allow(clippy::too_many_arguments)]
-                fn wide<R: Rule, F: Real>(
-                    s: &<R::Scalars as Scalars>::In<F>, clip: ClipIn<F>, x: &mut [F], g: &[F], $($buffer: &mut [F]),*
-                ) {
-                    body::<R, F>(s, clip, x, g, $($buffer),*);
-                }
-                let has_512 = is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl");
-                if has_512 {
-                    // SAFETY: the CPU has the three sets of AVX-512 that `wider` asks for.
-                    return unsafe { wider::<R, F>(s, clip, x, g, $($buffer),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-                    return unsafe { wide::<R, F>(s, clip, x, g, $($buffer),*) };
-                }
-            }
-            body::<R, F>(s, clip, x, g, $($buffer),*);
+            vectorized(
+                #[inline(always)]
+                || body::<R, F>(s, clip, x, g, $($buffer),*),
+            );
         }
     )*};
 }

@@ -78,6 +78,8 @@ struct Files {
     events: BufWriter<File>,
     /// When a reader could last see all lines.
     flushed: Instant,
+    /// Whether all lines were given to be made durable.
+    synced: bool,
 }
 
 impl Files {
@@ -144,7 +146,8 @@ impl Metrics {
             events.flush()
         };
         write(&mut events).map_err(RunError::io(&events_path))?;
-        let files = Files { file: BufWriter::new(file), copy, events, flushed: Instant::now() };
+        let files =
+            Files { file: BufWriter::new(file), copy, events, flushed: Instant::now(), synced: false };
         Ok(Self { path, files: Some(files), bytes, hash: Sha256::new_with_prefix(&text), records })
     }
 
@@ -157,6 +160,7 @@ impl Metrics {
         line.push(b'\n');
         if let Some(files) = &mut self.files {
             let io = |e| RunError::io(&self.path)(e);
+            files.synced = false;
             let file = &mut files.file;
             kill_after("metrics-half-line", || {
                 drop(file.write_all(&line[..line.len() / 2]).and_then(|()| file.flush()))
@@ -187,12 +191,27 @@ impl Metrics {
         self.last(split, metric).map(|(value, _)| shown(value)).unwrap_or_default()
     }
 
-    /// Makes all lines durable: before a checkpoint vouches for them.
+    /// Makes all lines durable.
     pub fn sync(&mut self) -> Result<(), RunError> {
-        let Some(files) = &mut self.files else { return Ok(()) };
-        files.flush().map_err(RunError::io(&self.path))?;
-        let files = [&files.file, &files.copy, &files.events];
-        files.into_iter().try_for_each(|file| file.get_ref().sync_all()).map_err(RunError::io(&self.path))
+        self.flush()?()
+    }
+
+    /// Lets readers see all lines. What is returned makes them durable, on any thread.
+    pub fn flush(&mut self) -> Result<impl FnOnce() -> Result<(), RunError> + Send + use<>, RunError> {
+        let path = self.path.clone();
+        let mut written = Vec::new();
+        if let Some(files) = self.files.as_mut().filter(|files| !files.synced) {
+            let mut flush = || -> std::io::Result<Vec<File>> {
+                files.flush()?;
+                files.synced = true;
+                [&files.file, &files.copy, &files.events]
+                    .into_iter()
+                    .map(|f| f.get_ref().try_clone())
+                    .collect()
+            };
+            written = flush().map_err(RunError::io(&path))?;
+        }
+        Ok(move || written.iter().try_for_each(File::sync_all).map_err(RunError::io(&path)))
     }
 
     /// Removes the second file: the run has come to its end, and its summary will vouch for the first.

@@ -43,6 +43,7 @@ pub(crate) mod tensorboard;
 mod timing;
 mod watch;
 mod weights;
+mod writer;
 
 pub use error::RunError;
 pub use inspect::{Inspection, Part, inspect};
@@ -84,6 +85,7 @@ use task::{Gradient, Task};
 use timing::Timing;
 use tracing::{debug, info, warn};
 use weights::Buffers;
+use writer::Writer;
 
 /// How to run, as opposed to what: nothing here can change a result, unless mixing is allowed, which the result then says.
 #[derive(Clone, Debug)]
@@ -255,6 +257,8 @@ struct Run<'a> {
     recipe: &'a Recipe,
     options: &'a Options,
     folder: PathBuf,
+    /// Writes checkpoints meanwhile; before the lock, which is released after the last write.
+    writer: Writer,
     /// Released when the run ends; the first process has it.
     _lock: Option<Lock>,
     /// The step after which it is interrupted.
@@ -301,12 +305,14 @@ impl Run<'_> {
     /// Trains to the end, and writes down how it ended.
     fn train(mut self) -> Result<Outcome, RunError> {
         let result = self.epochs();
+        let written = self.writer.finish();
         self.progress.finish();
         let (status, failure) = match result {
             Ok(status) => (status, None),
             Err(e @ RunError::Diverged { .. }) => (Status::Diverged, Some(e)),
             Err(e) => return Err(e),
         };
+        written?;
         self.timing.finish(self.state.epoch + 1, self.state.step)?;
         self.metrics.sync()?;
         let world = &self.options.world;
@@ -358,6 +364,7 @@ impl Run<'_> {
 
     /// Between two steps: a checkpoint if one is due, or if the run is to stop here, which is returned.
     fn pause(&mut self, due: bool) -> Result<bool, RunError> {
+        self.writer.look()?;
         let stop = self.must_stop()?;
         if stop || due {
             self.checkpoint()?;
@@ -547,6 +554,8 @@ impl Run<'_> {
     fn checkpoint(&mut self) -> Result<(), RunError> {
         self.settle()?;
         let _span = op_span!("checkpoint", "forward", 0);
+        // Before there is a second copy of everything.
+        self.writer.finish()?;
         let weights = tensors_of(&*self.task);
         let carry = self.task.carry()?.into_iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
         let carry = carry.collect::<Result<BTreeMap<String, Tensor>, RunError>>()?;
@@ -566,13 +575,18 @@ impl Run<'_> {
         if let Some(evaluation) = evaluation {
             files.insert(EVALUATION_WEIGHTS.into(), evaluation);
         }
-        self.metrics.sync()?;
+        let sync_metrics = self.metrics.flush()?;
         (self.state.metrics_bytes, self.state.metrics_sha256) = self.metrics.vouch();
         self.state.plateau = Some(self.optimizers.plateau());
         self.state.average = self.average.state.clone();
-        checkpoint::write(&self.folder, &self.state, &files)?;
         let keep = usize::try_from(self.recipe.train.checkpoint.keep).unwrap_or(usize::MAX).max(1);
-        checkpoint::prune(&self.folder, self.state.step, keep, self.state.best.map(|(_, step)| step))
+        let (folder, state) = (self.folder.clone(), self.state.clone());
+        self.writer.begin(move || {
+            // It vouches for the metrics up to it.
+            sync_metrics()?;
+            checkpoint::write(&folder, &state, &files)?;
+            checkpoint::prune(&folder, state.step, keep, state.best.map(|(_, step)| step))
+        })
     }
 
     /// A line of metrics in the epoch under way.

@@ -576,8 +576,10 @@ fn correct(logits: &Tensor, target: &Tensor) -> Result<Figure, RunError> {
         let right = logits.detach().argmax(D::Minus1)?.eq(target)?;
         return Figure::of(&right.to_dtype(DType::F32)?.sum_all()?);
     }
-    let (logits, target) = (logits.detach().to_vec2::<f32>()?, target.to_vec1::<u32>()?);
+    let classes = logits.dim(D::Minus1)?.max(1);
+    let (logits, target) = (logits.detach().flatten_all()?.to_vec1::<f32>()?, target.to_vec1::<u32>()?);
     let largest = |row: &[f32]| (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
-    let right = logits.iter().zip(target).filter(|(row, target)| largest(row) == *target as usize);
+    let rows = logits.chunks_exact(classes);
+    let right = rows.zip(target).filter(|(row, target)| largest(row) == *target as usize);
     Ok(Figure::Known(right.count() as f64))
 }

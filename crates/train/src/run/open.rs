@@ -11,6 +11,7 @@ use super::progress::{Progress, Show};
 use super::task::{self, Task};
 use super::timing::Timing;
 use super::weights::Weights;
+use super::writer::Writer;
 use super::{CARRY, Options, Run, RunError, extend, folder, manifest, ranks};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
@@ -111,6 +112,7 @@ impl<'a> Run<'a> {
             recipe,
             options,
             folder,
+            writer: Writer::default(),
             _lock: lock,
             until,
             task,

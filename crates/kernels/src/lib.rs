@@ -73,8 +73,7 @@ pub struct UnknownIsa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Isa(Level);
 
-/// The instruction sets a kernel is compiled for, poorest first. Large matrix products that are not our own go to the
-/// `gemm` crate, which takes the best one of the CPU: only where that is ours too.
+/// The instruction sets a kernel is compiled for, poorest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Plain Rust for the target's least CPU.
@@ -216,11 +215,19 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// The free list of [`Buf`]s of this type.
     fn pool() -> &'static buffer::Pool<Self>;
+    /// What products of this type are computed by.
+    type Kernel<S: simd::Simd>: gemm::Kernel<E = Self>;
+    /// That of an instruction set.
+    fn kernel<S: simd::Simd>(s: S) -> Self::Kernel<S>;
 }
 
 macro_rules! real {
-    ($t:ty, $is_f32:literal) => {
+    ($t:ty, $is_f32:literal, $s:ident => $kernel:ty, $make:expr) => {
         impl Real for $t {
+            type Kernel<$s: simd::Simd> = $kernel;
+            fn kernel<$s: simd::Simd>(s: $s) -> $kernel {
+                $make(s)
+            }
             const IS_F32: bool = $is_f32;
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -237,8 +244,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, true);
-real!(f64, false);
+real!(f32, true, S => S, std::convert::identity);
+real!(f64, false, S => gemm::Doubles<S>, gemm::Doubles);
 
 /// The same slice as f32, for `T` = f32.
 ///

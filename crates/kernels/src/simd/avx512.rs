@@ -34,6 +34,8 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     // 6 × 4 accumulators, 4 vectors of B and a broadcast are 29 of 32 registers, and 10 loads serve 24 multiply-adds.
     const VECTORS: usize = 4;
+    // 24 accumulators, 2 vectors of B and a broadcast: 14 loads serve 24 multiply-adds, and 256 rows of B are 32 KB.
+    const SQUARE: (usize, usize) = (12, 2);
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {
@@ -126,6 +128,11 @@ impl Simd for Avx512 {
     unsafe fn scatter(self, to: *mut f32, stride: usize, n: usize, v: __m512) {
         // SAFETY: as above.
         unsafe { _mm512_mask_i32scatter_ps::<4>(to, lanes(n), steps(stride), v) }
+    }
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        // SAFETY: as above; a prefetch of any address does no harm.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {

@@ -33,6 +33,9 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     const VECTORS: usize;
     /// Columns of a full register tile.
     const PANEL: usize = Self::LANES * Self::VECTORS;
+    /// Rows and vectors of the tile of products with packed operands: as square as it can be, so that a panel of B stays in
+    /// the L1 cache.
+    const SQUARE: (usize, usize) = (6, Self::VECTORS);
 
     /// Calls `f`, compiled for these vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
     fn run<R>(self, f: impl FnOnce() -> R) -> R;
@@ -120,6 +123,12 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
         }
     }
 
+    /// Asks for the cache line at `at`, which need not be valid, ahead of its use.
+    #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        let _ = at;
+    }
+
     /// Transposes a block of `LANES` × `LANES`.
     ///
     /// # Safety
@@ -183,6 +192,35 @@ macro_rules! tiles {
     };
 }
 
+/// [`tiles`] for tiles of up to twelve rows, which have up to two vectors.
+macro_rules! square_tiles {
+    ($f:ident::<$s:ident>($rows:expr, $vectors:expr)($($args:tt)*)) => {
+        match ($rows, $vectors) {
+            // Never reached, and not even compiled, where tiles have six rows.
+            (rows @ 7.., vectors) => {
+                if $s::SQUARE.0 > 6 {
+                    match (rows, vectors) {
+                        (7, 1) => $f::<$s, 7, 1>($($args)*),
+                        (8, 1) => $f::<$s, 8, 1>($($args)*),
+                        (9, 1) => $f::<$s, 9, 1>($($args)*),
+                        (10, 1) => $f::<$s, 10, 1>($($args)*),
+                        (11, 1) => $f::<$s, 11, 1>($($args)*),
+                        (_, 1) => $f::<$s, 12, 1>($($args)*),
+                        (7, _) => $f::<$s, 7, 2>($($args)*),
+                        (8, _) => $f::<$s, 8, 2>($($args)*),
+                        (9, _) => $f::<$s, 9, 2>($($args)*),
+                        (10, _) => $f::<$s, 10, 2>($($args)*),
+                        (11, _) => $f::<$s, 11, 2>($($args)*),
+                        (_, _) => $f::<$s, 12, 2>($($args)*),
+                    }
+                }
+            }
+            (rows, vectors) => $crate::simd::tiles!($f::<$s>(rows, vectors)($($args)*)),
+        }
+    };
+}
+pub(super) use square_tiles;
+
 /// Rows of the next tile when `left` are left: 32 go as 6 6 6 6 4 4 rather than 6 6 6 6 6 2.
 #[inline(always)]
 pub fn tile_rows(left: usize) -> usize {
@@ -200,7 +238,7 @@ pub fn tile_rows(left: usize) -> usize {
 /// `a(i, p)` at `a + i rsa + p csa`, rows of `b` `ldb` apart and rows of `c` `ldc` apart are valid for the tile (its last
 /// vector only in `columns`).
 #[inline(always)]
-unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
+pub(super) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     s: S,
     k: usize,
     a: (*const f32, usize, usize),
@@ -218,6 +256,25 @@ unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     }
 }
 
+/// [`tile`] of packed operands, `a(i, p)` at `a + p MR + i` and rows of `b` one after another: strides that the compiler knows
+/// leave only loads and multiply-adds in its loop.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(super) unsafe fn packed_tile<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    k: usize,
+    a: *const f32,
+    b: *const f32,
+    c: (*mut f32, usize),
+    into: Into,
+    columns: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<S, MR, NV>(s, k, (a, 1, MR), (b, S::LANES * S::SQUARE.1), c, into, columns) }
+}
+
 #[inline(always)]
 #[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
 unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: bool>(
@@ -230,7 +287,14 @@ unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: boo
     columns: usize,
 ) {
     let mut acc = [[s.zero(); NV]; MR];
-    let (mut ap, mut bp) = (a, b);
+    // A pointer for each row and one offset for all: stepping from row to row would be a chain as long as the multiply-adds.
+    let rows: [*const f32; MR] = std::array::from_fn(|i| a.wrapping_add(i * rsa));
+    let (mut offset, mut bp) = (0, b);
+    // They arrive while the terms are summed.
+    for i in 0..MR {
+        s.prefetch(c.wrapping_add(i * ldc));
+        s.prefetch(c.wrapping_add(i * ldc + S::LANES * NV - 1));
+    }
     // SAFETY: the caller's promise covers every address formed here; `wrapping_add` because the last step of a
     // pointer may lie beyond the matrix.
     unsafe {
@@ -241,12 +305,12 @@ unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: boo
                 bv[j] = if TAIL && j + 1 == NV { s.load_part(p, columns) } else { s.load(p) };
             }
             for i in 0..MR {
-                let av = s.splat(*ap.add(i * rsa));
+                let av = s.splat(*rows[i].add(offset));
                 for j in 0..NV {
                     acc[i][j] = s.fma(av, bv[j], acc[i][j]);
                 }
             }
-            ap = ap.wrapping_add(csa);
+            offset += csa;
             bp = bp.wrapping_add(ldb);
         }
         for i in 0..MR {

@@ -1,0 +1,148 @@
+//! The register tile of an element type.
+use crate::Real;
+use crate::simd::{Into, Simd, packed_tile, square_tiles, tile};
+use std::fmt::Debug;
+
+/// What a product asks of an element type and an instruction set.
+pub trait Kernel: Copy + Debug + Send + Sync + 'static {
+    /// The element type.
+    type E: Real;
+    /// The most rows of a tile.
+    const ROWS: usize;
+    /// The most columns of a tile.
+    const PANEL: usize;
+    /// Rows and columns of the blocks that are transposed at once; `PANEL` is a multiple of it.
+    const LANES: usize;
+
+    /// Calls `f`, compiled for the instruction set. Mark the closure `#[inline(always)]`, or it is compiled on its own.
+    fn run<R>(self, f: impl FnOnce() -> R) -> R;
+
+    /// C (+)= A B over `k` terms, for a tile of rows and columns, at least one of each: `a(i, p)` lies at `a + i rsa + p csa`,
+    /// rows of `b` are `ldb` apart, rows of `c` `ldc`. Each sum is in the order of its terms.
+    ///
+    /// # Safety
+    /// All of these are valid, and C overlaps neither A nor B.
+    unsafe fn tile(
+        self,
+        size: (usize, usize),
+        k: usize,
+        a: (*const Self::E, usize, usize),
+        b: (*const Self::E, usize),
+        c: (*mut Self::E, usize),
+        into: Into,
+    );
+
+    /// Transposes a block of `LANES` × `LANES`.
+    ///
+    /// # Safety
+    /// `LANES` rows of as many elements are valid at `src` (`lds` apart) and at `dst` (`ldd` apart).
+    unsafe fn transpose(self, src: *const Self::E, lds: usize, dst: *mut Self::E, ldd: usize);
+}
+
+impl<S: Simd> Kernel for S {
+    type E = f32;
+    const ROWS: usize = S::SQUARE.0;
+    const PANEL: usize = <S as Simd>::LANES * S::SQUARE.1;
+    const LANES: usize = <S as Simd>::LANES;
+
+    #[inline(always)]
+    fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        Simd::run(self, f)
+    }
+
+    #[inline(always)]
+    unsafe fn tile(
+        self,
+        (rows, columns): (usize, usize),
+        k: usize,
+        a: (*const f32, usize, usize),
+        b: (*const f32, usize),
+        c: (*mut f32, usize),
+        into: Into,
+    ) {
+        let vectors = columns.div_ceil(<S as Simd>::LANES);
+        let last = columns - <S as Simd>::LANES * (vectors - 1);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (a.1, a.2, b.1) == (1, rows, <Self as Kernel>::PANEL) {
+                square_tiles!(packed_tile::<S>(rows, vectors)(self, k, a.0, b.0, c, into, last));
+            } else {
+                square_tiles!(tile::<S>(rows, vectors)(self, k, a, b, c, into, last));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { Simd::transpose(self, src, lds, dst, ldd) }
+    }
+}
+
+/// f64, for checks and for optimizers that ask for it: plain loops, compiled for the instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Doubles<S>(pub S);
+
+impl<S: Simd> Kernel for Doubles<S> {
+    type E = f64;
+    const ROWS: usize = 4;
+    const PANEL: usize = 8;
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    fn run<R>(self, f: impl FnOnce() -> R) -> R {
+        Simd::run(self.0, f)
+    }
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)]
+    unsafe fn tile(
+        self,
+        (rows, columns): (usize, usize),
+        k: usize,
+        (a, rsa, csa): (*const f64, usize, usize),
+        (b, ldb): (*const f64, usize),
+        (c, ldc): (*mut f64, usize),
+        into: Into,
+    ) {
+        let mut acc = [[0f64; 8]; 4];
+        // SAFETY: the caller's promise; a whole tile, whose bounds the compiler knows, or a part of one.
+        unsafe {
+            if (rows, columns) == (4, 8) {
+                for p in 0..k {
+                    let row = b.add(p * ldb).cast::<[f64; 8]>().read_unaligned();
+                    for i in 0..4 {
+                        let x = *a.add(i * rsa + p * csa);
+                        for j in 0..8 {
+                            acc[i][j] += x * row[j];
+                        }
+                    }
+                }
+            } else {
+                for p in 0..k {
+                    for i in 0..rows {
+                        for j in 0..columns {
+                            acc[i][j] += *a.add(i * rsa + p * csa) * *b.add(p * ldb + j);
+                        }
+                    }
+                }
+            }
+            for i in 0..rows {
+                for j in 0..columns {
+                    let to = c.add(i * ldc + j);
+                    *to = if into == Into::Add { *to + acc[i][j] } else { acc[i][j] };
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, src: *const f64, lds: usize, dst: *mut f64, ldd: usize) {
+        for i in 0..4 {
+            for j in 0..4 {
+                // SAFETY: the caller's promise.
+                unsafe { *dst.add(j * ldd + i) = *src.add(i * lds + j) };
+            }
+        }
+    }
+}

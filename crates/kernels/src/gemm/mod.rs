@@ -1,0 +1,185 @@
+//! Matrix products on slices, in parallel, with the same bits for any number of threads.
+//!
+//! `kernel.rs`: the register tile of an element type; `pack.rs`: operands in the order in which tiles read them; `blocks.rs`:
+//! how a product is cut into tasks; `bf16.rs`: operands of less precision.
+mod bf16;
+mod blocks;
+mod kernel;
+mod pack;
+#[cfg(test)]
+mod tests;
+
+use super::{Isa, Real, Shared, par, with_simd};
+pub use bf16::{product_bf16, to_bf16};
+pub use kernel::{Doubles, Kernel};
+
+/// A matrix in a slice: element (i, j) lies at `i rs + j cs`, and one of the two steps is 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    rs: usize,
+    cs: usize,
+}
+
+impl<'a, T> Mat<'a, T> {
+    /// A row-major matrix whose rows lie `stride` apart.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub fn strided(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
+        let needed = || rows.checked_sub(1)?.checked_mul(stride)?.checked_add(cols);
+        assert!(
+            rows == 0 || cols == 0 || needed().is_some_and(|needed| data.len() >= needed),
+            "matrix beyond its slice"
+        );
+        Self { data, rows, cols, rs: stride, cs: 1 }
+    }
+
+    /// A row-major matrix without gaps.
+    ///
+    /// # Panics
+    /// If the slice is too short.
+    pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// The transposed matrix, at no cost.
+    pub fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs, ..self }
+    }
+
+    /// Some of its columns.
+    fn columns(self, range: &std::ops::Range<usize>) -> Self {
+        let first = (range.start * self.cs).min(self.data.len());
+        Self { data: &self.data[first..], cols: range.len(), ..self }
+    }
+
+    /// The address of element (i, j), or of where a range of none begins.
+    #[inline(always)]
+    fn at(&self, i: usize, j: usize) -> *const T {
+        self.data.as_ptr().wrapping_add(i * self.rs + j * self.cs)
+    }
+}
+
+/// What A B is added to.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a, T> {
+    /// Nothing: the result is not read.
+    Zero,
+    /// The result's old value.
+    Old,
+    /// This row, for every row of the result: a bias.
+    Row(&'a [T]),
+    /// A factor times a matrix.
+    Times(T, Mat<'a, T>),
+}
+
+/// C = A B (`add` false) or C += A B, with C row-major, rows `ldc` apart.
+///
+/// # Panics
+/// If the shapes do not fit or `c` is too short.
+pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
+    let start = if add { Start::Old } else { Start::Zero };
+    let (m, n) = (a.rows, b.cols);
+    assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
+    // SAFETY: the extent of `c` has been checked, and it is borrowed mutably, so it overlaps neither operand.
+    unsafe { multiply(isa, a, b, (c.as_mut_ptr(), ldc), start, Part::All) }
+}
+
+/// A B as a new row-major matrix.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
+    product_from(isa, a, b, Start::Zero)
+}
+
+/// A B and what it is added to, as a new row-major matrix.
+///
+/// # Panics
+/// If the shapes do not fit, or for [`Start::Old`]: there is none.
+pub fn product_from<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, start: Start<T>) -> Vec<T> {
+    assert!(!matches!(start, Start::Old), "a new matrix has no old value");
+    // SAFETY: without `Old` every element is written and none is read before.
+    unsafe { new(a.rows, b.cols, |c| multiply(isa, a, b, (c, b.cols), start, Part::All)) }
+}
+
+/// X Xᵀ as a new matrix: half of it is computed, the other half mirrored.
+pub fn gram<T: Real>(isa: Isa, x: Mat<T>) -> Vec<T> {
+    let n = x.rows;
+    let fill = |c: *mut T| {
+        // SAFETY: `new` gives an n × n matrix; what lies on and below the diagonal is written first.
+        unsafe { multiply(isa, x, x.t(), (c, n), Start::Zero, Part::Lower) };
+        mirror(Shared::at_address(c), n);
+    };
+    // SAFETY: every element is written, and read only afterwards.
+    unsafe { new(n, n, fill) }
+}
+
+/// Copies what lies below the diagonal of an n × n matrix to above it.
+fn mirror<T: Real>(c: Shared<T>, n: usize) {
+    /// Rows and columns of a block: the lines of both stay in the cache.
+    const BLOCK: usize = 32;
+    let blocks = n.div_ceil(BLOCK);
+    par(blocks, |block| {
+        let rows = block * BLOCK..n.min((block + 1) * BLOCK);
+        for left in (rows.start..n).step_by(BLOCK) {
+            for i in rows.clone() {
+                for j in left.max(i + 1)..n.min(left + BLOCK) {
+                    // SAFETY: within the matrix; tasks write rows of their own, above the diagonal, and read below it.
+                    unsafe { *c.at(i * n + j) = *c.at(j * n + i) };
+                }
+            }
+        }
+    });
+}
+
+/// A matrix that `fill` writes into memory that was never cleared: zeroing a gradient of megabytes first costs as much as one
+/// more pass of the optimizer over it.
+///
+/// # Safety
+/// `fill` writes all of the `rows` × `cols` elements and reads none of them before.
+unsafe fn new<T: Real>(rows: usize, cols: usize, fill: impl FnOnce(*mut T)) -> Vec<T> {
+    let len = rows * cols;
+    let mut c: Vec<T> = Vec::with_capacity(len);
+    if super::buffer::poisoned() {
+        c.resize(len, T::from_f64(f64::NAN));
+    }
+    fill(c.as_mut_ptr());
+    // SAFETY: `c` has room for `len` elements, all of which the caller's function has written.
+    unsafe { c.set_len(len) };
+    c
+}
+
+/// Which elements of the result are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    All,
+    /// Those on and below the diagonal; others may be written too.
+    Lower,
+}
+
+/// C = A B and what it is added to.
+///
+/// # Panics
+/// If the shapes do not fit.
+///
+/// # Safety
+/// Rows of `b.cols` elements, `ldc` apart, are valid at `c` and overlap neither operand nor the start.
+unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: (*mut T, usize), start: Start<T>, part: Part) {
+    assert_eq!(a.cols, b.rows, "inner dimensions");
+    match start {
+        Start::Row(row) => assert_eq!(row.len(), b.cols, "length of the row to start from"),
+        Start::Times(_, d) => assert_eq!((d.rows, d.cols), (a.rows, b.cols), "matrix to start from"),
+        Start::Zero | Start::Old => {}
+    }
+    if a.rows == 0 || b.cols == 0 {
+        return;
+    }
+    // f64 has the same bits with every set: callers need not know which one serves it.
+    let isa = if T::IS_F32 { isa } else { Isa::detect().unwrap_or(isa) };
+    // SAFETY: the caller's promise.
+    with_simd!(isa, s => unsafe { blocks::multiply(T::kernel(s), &blocks::LIMITS, a, b, c, start, part) })
+}

@@ -17,6 +17,9 @@ use half::{bf16, f16};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use taper_kernels::Isa;
+#[cfg(target_arch = "x86_64")]
+use taper_kernels::Level;
 
 /// Elements a sum is taken over at a time.
 const CHUNK: usize = PARTS * PART;
@@ -524,21 +527,16 @@ fn widen<F: Real>(x: F) -> f64 {
     x.to_f64()
 }
 
+/// What passes are compiled for: all of them round alike, so that a name which is none, refused by whoever computes
+/// otherwise, changes nothing here.
+fn isa() -> Isa {
+    Isa::detect().unwrap_or(Isa::PORTABLE)
+}
+
 /// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 pub(crate) fn vectorized<T>(f: impl FnOnce() -> T) -> T {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn wide<T>(f: impl FnOnce() -> T) -> T {
-            f()
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-            return unsafe { wide(f) };
-        }
-    }
-    f()
+    taper_kernels::vectorize(isa(), f)
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.
@@ -679,16 +677,12 @@ macro_rules! passes {
                 ) {
                     body::<R, F>(s, clip, x, g, $($buffer),*);
                 }
-                let has_512 = is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl");
-                if has_512 {
-                    // SAFETY: the CPU has the three sets of AVX-512 that `wider` asks for.
-                    return unsafe { wider::<R, F>(s, clip, x, g, $($buffer),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: the CPU has AVX2, which is all that `wide` asks for.
-                    return unsafe { wide::<R, F>(s, clip, x, g, $($buffer),*) };
+                match isa().level() {
+                    // SAFETY: to hold it proves that the CPU has the three sets of AVX-512 that `wider` asks for.
+                    Level::Avx512 => return unsafe { wider::<R, F>(s, clip, x, g, $($buffer),*) },
+                    // SAFETY: as above, and AVX2 is all that `wide` asks for.
+                    Level::Avx2 => return unsafe { wide::<R, F>(s, clip, x, g, $($buffer),*) },
+                    Level::Portable => {}
                 }
             }
             body::<R, F>(s, clip, x, g, $($buffer),*);

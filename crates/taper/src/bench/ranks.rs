@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use taper_figures::plot::{Chart, Picture, Scale, Series, Sheet};
 use taper_figures::table::Table;
+use taper_kernels::Isa;
 
 /// What was measured; a line of JSON each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +118,7 @@ pub fn measure_all(sides: &Sides, say: &dyn Fn(&str)) -> Result<Vec<Cost>, Bench
             for (best, way) in best.iter_mut().zip(WAYS) {
                 let (processes, threads, _) = way;
                 say(&format!("{}, {processes} x {threads} threads, round {}", net.name, round + 1));
-                *best = best.min(seconds_a_step(net, way)?);
+                *best = best.min(seconds_a_step(net, way, sides.isa)?);
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -134,7 +135,11 @@ pub fn measure_all(sides: &Sides, say: &dyn Fn(&str)) -> Result<Vec<Cost>, Bench
 }
 
 /// Of the best epoch of a run in a folder of its own, by the command that users have.
-fn seconds_a_step(net: &Net, (processes, threads, shards): (usize, usize, usize)) -> Result<f64, BenchError> {
+fn seconds_a_step(
+    net: &Net,
+    (processes, threads, shards): (usize, usize, usize),
+    isa: Isa,
+) -> Result<f64, BenchError> {
     let io = |path: &std::path::Path| {
         let path = path.display().to_string();
         move |source| BenchError::Io { path, source }
@@ -145,7 +150,7 @@ fn seconds_a_step(net: &Net, (processes, threads, shards): (usize, usize, usize)
     std::fs::write(&recipe, net.recipe).map_err(io(&recipe))?;
     let program = std::env::current_exe().map_err(io(folder.path()))?;
     let output = Command::new(program)
-        .args(["train", "--quiet", "--offline", "--ranks", &processes.to_string()])
+        .args(["train", "--quiet", "--offline", "--isa", isa.name(), "--ranks", &processes.to_string()])
         .args(["--threads", &threads.to_string(), "--set", &format!("train.shards={shards}")])
         .arg("--runs")
         .arg(folder.path().join("runs"))

@@ -1,8 +1,9 @@
-//! `cargo xtask <command>`: builds `taper` once in release and becomes it. `test`, `ci`, `gpu-check` and
-//! `mpi-check` are its own.
+//! `cargo xtask <command>`: builds `taper` once in release and becomes it. `test`, `ci`, `gpu-check`, `mpi-check` and
+//! `isa-check` are its own.
 //!
 //! It has no dependencies, so that it costs nothing to build, and parses nothing but its own name.
 mod gpu_check;
+mod isa_check;
 mod mpi;
 mod peer;
 #[cfg(test)]
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         Some("test") => test(&args[1..]),
         Some("gpu-check") => return gpu_check::run(&args[1..]),
         Some("mpi-check") => mpi::check(),
+        Some("isa-check") => isa_check::check(&args[1..]),
         Some("ci") => run(Command::new("bash").arg(root().join(".ci/run"))),
         _ => return taper(&args),
     };
@@ -25,8 +27,8 @@ fn main() -> ExitCode {
 }
 
 /// All tests, with nextest where it is installed: the workspace, the examples in the documentation, the downloads, whose
-/// crate does without candle, processes under MPI and sweeps on a real Slurm, which say what is missing where there is none. With
-/// arguments, the workspace's tests that match them.
+/// crate does without candle, some on emulated CPUs, processes under MPI and sweeps on a real Slurm, which say what is missing
+/// where there is none. With arguments, the workspace's tests that match them.
 fn test(args: &[String]) -> bool {
     let nextest =
         Command::new(cargo()).args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success());
@@ -42,6 +44,7 @@ fn test(args: &[String]) -> bool {
                 .args(["test", "--release", "--workspace", "--doc"])
                 .args(manifest()))
                 && run(&mut tests(&["--package", "taper-data", "--features", "hub", "--test", "hub"]))
+                && isa_check::check(&[])
                 && mpi::check()
                 && slurm(&mut tests(&["--workspace", "--test", "slurm", "--", "--ignored", "--nocapture"])))
 }

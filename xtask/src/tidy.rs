@@ -15,7 +15,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("data", &["files", "random"]),
     ("train", &["data", "figures", "files", "models", "optim", "world"]),
     ("report", &["figures", "files", "train"]),
-    ("taper", &["data", "figures", "files", "models", "optim", "report", "train", "world"]),
+    ("taper", &["data", "figures", "files", "kernels", "models", "optim", "report", "train", "world"]),
 ];
 
 /// Crates that work without tensors, unless a feature says otherwise.

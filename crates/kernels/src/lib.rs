@@ -59,15 +59,20 @@ macro_rules! with_simd {
 }
 pub(crate) use with_simd;
 
-/// The variable `TAPER_ISA` names an instruction set that this CPU has not, or none.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("TAPER_ISA: expected one that this CPU has ({}), found `{found}`", .known.join(", "))]
+/// Somebody asked for an instruction set that this CPU has not, or that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{asked}: expected one that this CPU has ({}), found `{found}`", .known.join(", "))]
 pub struct UnknownIsa {
+    /// The variable or the option that asked.
+    pub asked: &'static str,
     /// The name.
     pub found: String,
     /// What the CPU has, poorest first.
     pub known: Vec<&'static str>,
 }
+
+/// What this process computes with.
+static CHOSEN: OnceLock<Result<Isa, UnknownIsa>> = OnceLock::new();
 
 /// An instruction set that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,7 +89,7 @@ pub enum Level {
     /// Vectors of eight with fused multiply-add.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Vectors of sixteen.
+    /// Vectors of sixteen, of integers of 64 bits and of fewer lanes too: all that x86-64-v4 has beyond AVX2 but bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -135,17 +140,19 @@ impl Isa {
     /// What every CPU has.
     pub const PORTABLE: Self = Self(Level::Portable);
 
-    /// The best one this CPU has, or the one that the variable `TAPER_ISA` names, to try out what other machines do.
+    /// The best one this CPU has, or the one that was asked for: by [`Isa::ask_for`], or by the variable `TAPER_ISA`.
     pub fn detect() -> Result<Self, UnknownIsa> {
-        static DETECTED: OnceLock<Result<Isa, String>> = OnceLock::new();
         let choose = || match std::env::var_os("TAPER_ISA") {
             None => Ok(Self::best()),
-            Some(name) => Self::named(&name.to_string_lossy()),
+            Some(name) => Self::named("TAPER_ISA", &name.to_string_lossy()),
         };
-        DETECTED.get_or_init(choose).clone().map_err(|found| UnknownIsa {
-            found,
-            known: Self::available().into_iter().map(Self::name).collect(),
-        })
+        CHOSEN.get_or_init(choose).clone()
+    }
+
+    /// The one of that name, which `asked` (an option of the command line, say) wants [`Isa::detect`] to be from now on. To be
+    /// called first: what a process has once found out stays.
+    pub fn ask_for(asked: &'static str, name: &str) -> Result<Self, UnknownIsa> {
+        CHOSEN.get_or_init(|| Self::named(asked, name)).clone()
     }
 
     /// The best one this CPU has.
@@ -155,8 +162,13 @@ impl Isa {
     }
 
     /// The one of that name, if this CPU has it.
-    fn named(name: &str) -> Result<Self, String> {
-        Self::available().into_iter().find(|isa| isa.name() == name).ok_or_else(|| name.into())
+    fn named(asked: &'static str, name: &str) -> Result<Self, UnknownIsa> {
+        let known = Self::available();
+        known.iter().find(|isa| isa.name() == name).copied().ok_or_else(|| UnknownIsa {
+            asked,
+            found: name.into(),
+            known: known.into_iter().map(Self::name).collect(),
+        })
     }
 
     /// All that this CPU has, poorest first.
@@ -376,11 +388,14 @@ mod tests {
     #[test]
     fn an_instruction_set_that_is_none_or_not_there_is_refused() {
         for isa in Isa::available() {
-            assert_eq!(Isa::named(isa.name()), Ok(isa));
+            assert_eq!(Isa::named("--isa", isa.name()), Ok(isa));
         }
-        assert_eq!(Isa::named("foo"), Err("foo".into()));
-        for level in Level::ALL.iter().filter(|level| !level.is_there()) {
-            assert!(Isa::named(level.name()).is_err());
+        let missing = Level::ALL.iter().filter(|level| !level.is_there()).map(|level| level.name());
+        for name in missing.chain(["foo", "", "AVX2"]) {
+            let refused = Isa::named("--isa", name).unwrap_err().to_string();
+            let known: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
+            let known = known.join(", ");
+            assert_eq!(refused, format!("--isa: expected one that this CPU has ({known}), found `{name}`"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The binary as a user meets it: what it prints, what it leaves, and what it says about bad input.
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use taper_kernels::Isa;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -269,4 +270,117 @@ fn a_profile_shows_where_the_time_went() {
     let events: serde_json::Value = serde_json::from_str(&text).unwrap();
     let named = |name: &str| events.as_array().unwrap().iter().filter(|e| e["name"] == name).count();
     assert_eq!((named("step"), named("optimizer"), named("checkpoint")), (2, 2, 1), "{text}");
+}
+
+/// A training that is over in a moment.
+const SMALL: &str = "data: {name: synthetic-images, train: 24, test: 8, classes: 4, batch_size: 8}
+model: {name: resnet, num_blocks: [1], widths: [8]}\noptimizer: {name: lion, lr: 0.001}\ntrain: {epochs: 1, shards: 2}\n";
+
+#[test]
+fn an_instruction_set_that_is_not_there_is_refused_by_every_command_that_computes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(folder.path(), SMALL);
+    let known: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+    let expected = format!("expected one that this CPU has ({}), found `avx3`", known.join(", "));
+    for command in [
+        &["train", &mine][..],
+        &["plan", &mine],
+        &["sweep", &mine],
+        &["bench", "gemm/256"],
+        &["verify", "."],
+        &["reproduce"],
+        &["replay", "x"],
+    ] {
+        refused(&[command, &["--isa", "avx3"]].concat(), &[&format!("error: --isa: {expected}")]);
+        let output = taper(command).env("TAPER_ISA", "avx3").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {said}");
+        assert!(said.contains(&format!("error: TAPER_ISA: {expected}")), "{command:?}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
+    let both = taper(&["data", "list", "--isa", "portable"]).env("TAPER_ISA", "avx3").output().unwrap();
+    assert!(both.status.success(), "the option has the last word: {}", String::from_utf8_lossy(&both.stderr));
+}
+
+#[test]
+fn all_processes_of_a_command_compute_with_what_was_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(folder.path(), SMALL);
+    for (command, own) in [("train", &[][..]), ("train", &["--ranks", "2"]), ("sweep", &["--jobs", "2"])] {
+        let runs = folder.path().join(command.to_owned() + &own.concat());
+        let args = [&[command, &mine, "--isa", "portable", "--runs", runs.to_str().unwrap()], own].concat();
+        let output = run(&args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let folders = std::fs::read_dir(&runs).unwrap().map(|entry| entry.unwrap().path());
+        let run = folders.into_iter().find(|path| path.is_dir()).unwrap();
+        let manifest = std::fs::read(run.join("manifest.json")).unwrap();
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!(manifest["kernels"], "portable", "{args:?}");
+    }
+}
+
+#[test]
+fn optimizers_round_alike_with_every_instruction_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(
+        folder.path(),
+        "problem: {name: rosenbrock, n: 1000, variant: standard}\ntrain: {steps: 40, eval_every: 10}\noptimizer: {name: padam}\n\
+         sweep: {list: [{optimizer: {name: padam, p: 0.3}}, {optimizer: {name: decgd, lr: 1e-5}}, {optimizer: {name: lamb}}]}\n",
+    );
+    let metrics = |isa: &str| {
+        let runs = folder.path().join(isa);
+        let output = run(&["train", &mine, "--isa", isa, "--runs", runs.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let read = |line: &str| std::fs::read(root().join(line).join("metrics.jsonl")).unwrap();
+        printed.lines().map(read).collect::<Vec<_>>()
+    };
+    let portable = metrics("portable");
+    assert_eq!(portable.len(), 3);
+    for isa in Isa::available() {
+        assert!(metrics(isa.name()) == portable, "{}", isa.name());
+    }
+}
+
+/// A Python that notes what it was asked and with which variables, and answers half a second to everything.
+#[cfg(unix)]
+#[test]
+fn a_benchmark_limits_pytorch_as_it_does_our_side_and_measures_it_in_bf16_too() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let (python, notes) = (folder.path().join("python"), folder.path().join("notes"));
+    let text = format!(
+        "#!/bin/sh\nread task\necho \"$ATEN_CPU_CAPABILITY $ONEDNN_MAX_CPU_ISA $MKL_ENABLE_INSTRUCTIONS $task\" >> '{}'\n\
+         echo '{{\"who\": \"a stand-in\", \"peak_mb\": 7}}'\nwhile read line; do echo 0.5; done\n",
+        notes.display()
+    );
+    std::fs::write(&python, text).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let bench = |args: &[&str]| {
+        let _ = std::fs::remove_file(&notes);
+        let mut command = taper(&["bench", "gemm/256", "--json", "--peer", "--threads", "1"]);
+        let output = command.args(args).env("TAPER_PEER_PYTHON", &python).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (result, std::fs::read_to_string(&notes).unwrap())
+    };
+    let (result, asked) = bench(&["--isa", "portable", "--peer-bf16", "--more-threads", "3"]);
+    assert_eq!((&result["isa"], &result["peer"]), (&"portable".into(), &"a stand-in".into()));
+    assert_eq!((&result["peer_s"], &result["peer_bf16_s"]), (&0.5.into(), &0.5.into()));
+    assert_eq!((&result["more_threads"], &result["peer_bf16_peak_mb"]), (&3.into(), &7.into()));
+    assert!(result["more_threads_ratio"].as_f64().unwrap() > 0.0, "{result}");
+    let lines: Vec<&str> = asked.lines().collect();
+    assert_eq!(lines.len(), 2, "{asked}");
+    assert!(lines[0].contains("\"bf16\":false") && lines[1].contains("\"bf16\":true"), "{asked}");
+    let limited = |line: &&str| line.starts_with("default SSE41 SSE4_2 ");
+    assert_eq!(lines.iter().all(limited), Isa::best() != Isa::PORTABLE, "{asked}");
+    // What this CPU does best is not limited.
+    let (_, asked) = bench(&["--isa", Isa::best().name()]);
+    assert!(asked.starts_with("   {"), "{asked}");
+}
+
+#[test]
+fn benchmarks_refuse_what_makes_no_sense() {
+    refused(&["bench", "gemm/256", "--peer-bf16"], &["--peer"]);
+    refused(&["bench", "gemm/256", "--more-threads", "0"], &["--more-threads"]);
 }

@@ -112,11 +112,6 @@ impl Simd for Avx2 {
         unsafe { _mm256_maskstore_ps(to, lanes(n), v) }
     }
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        // SAFETY: as above; a prefetch of any address does no harm.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         // SAFETY: as above.
         unsafe { transpose8(src, lds, dst, ldd) }

@@ -130,11 +130,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_mask_i32scatter_ps::<4>(to, lanes(n), steps(stride), v) }
     }
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        // SAFETY: as above; a prefetch of any address does no harm.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
     unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         // SAFETY: as above.
         unsafe { transpose16(src, lds, dst, ldd) }

@@ -123,12 +123,6 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
         }
     }
 
-    /// Asks for the cache line at `at`, which need not be valid, ahead of its use.
-    #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        let _ = at;
-    }
-
     /// Transposes a block of `LANES` × `LANES`.
     ///
     /// # Safety
@@ -219,7 +213,8 @@ macro_rules! square_tiles {
         }
     };
 }
-pub(super) use square_tiles;
+pub(crate) use square_tiles;
+pub(crate) use tiles;
 
 /// Rows of the next tile when `left` are left: 32 go as 6 6 6 6 4 4 rather than 6 6 6 6 6 2.
 #[inline(always)]

@@ -525,11 +525,16 @@ fn widen<F: Real>(x: F) -> f64 {
     x.to_f64()
 }
 
+/// What passes are compiled for: all of them round alike, so that a name which is none, refused by whoever computes
+/// otherwise, changes nothing here.
+fn isa() -> Isa {
+    Isa::detect().unwrap_or(Isa::PORTABLE)
+}
+
 /// Calls `f`, compiled for this CPU's vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
 #[inline(always)]
 pub(crate) fn vectorized<T>(f: impl FnOnce() -> T) -> T {
-    // A wrong `TAPER_ISA` is for those to refuse who can: the bits are the same with any instructions.
-    taper_kernels::vectorize(Isa::detect().unwrap_or(Isa::PORTABLE), f)
+    taper_kernels::vectorize(isa(), f)
 }
 
 /// The sum of squares of a gradient, in the fixed order of chunks.

@@ -4,6 +4,7 @@
 //! little. Everything that is compared runs in turn, round after round, and the best of each is kept; the ratios of
 //! single rounds say how far to trust the ratio of the best. Each side of a case is a process of its own, so that the
 //! most memory it ever held is that of this work alone.
+mod best;
 mod epoch;
 #[cfg(unix)]
 mod exchange;
@@ -20,9 +21,11 @@ mod side;
 mod step;
 mod stock;
 
+pub use best::best_ratio;
 pub use measure::{Sides, measure};
 pub use picture::picture;
 pub use serve::{peak, serve, watch};
+pub use side::has_bf16;
 
 use candle_core::Device;
 use serde_json::Value;
@@ -106,6 +109,11 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether it multiplies matrices, which autocast does in bf16.
+    fn has_products(&self) -> bool {
+        !self.name.starts_with("optim/")
+    }
+
     /// Whether it can be measured on other devices than the CPU: optimizers and training steps can.
     pub fn runs_on_devices(&self) -> bool {
         self.name.starts_with("optim/") || self.name.contains("-step/")

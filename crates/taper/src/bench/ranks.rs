@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::process::{Command, Stdio};
 use taper_figures::plot::{Chart, Picture, Scale, Series, Sheet};
 use taper_figures::table::Table;
+use taper_kernels::Isa;
 
 /// What was measured; a line of JSON each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -171,7 +172,7 @@ pub fn measure_all(names: &[String], sides: &Sides, say: &dyn Fn(&str)) -> Resul
                 let name = way.name(net);
                 if wanted(&name) {
                     say(&format!("{name}, round {}", round + 1));
-                    *best = best.min(way.seconds_a_step(net)?);
+                    *best = best.min(way.seconds_a_step(net, sides.isa)?);
                 }
             }
         }
@@ -200,9 +201,9 @@ impl Way {
     }
 
     /// Of the slowest of all that run at once.
-    fn seconds_a_step(self, net: &Net) -> Result<f64, BenchError> {
+    fn seconds_a_step(self, net: &Net, isa: Isa) -> Result<f64, BenchError> {
         std::thread::scope(|scope| {
-            let runs: Vec<_> = (0..=self.beside).map(|_| scope.spawn(move || self.train(net))).collect();
+            let runs: Vec<_> = (0..=self.beside).map(|_| scope.spawn(move || self.train(net, isa))).collect();
             let failed = || BenchError::Side { side: "a shared run", message: "came to no end".into() };
             let ends = runs.into_iter().map(|run| run.join().unwrap_or_else(|_| Err(failed())));
             Ok(ends.collect::<Result<Vec<f64>, _>>()?.into_iter().fold(0.0, f64::max))
@@ -210,7 +211,7 @@ impl Way {
     }
 
     /// Of the best epoch of a run in a folder of its own, by the command that users have.
-    fn train(self, net: &Net) -> Result<f64, BenchError> {
+    fn train(self, net: &Net, isa: Isa) -> Result<f64, BenchError> {
         let Self { processes, threads, shards, .. } = self;
         let io = |path: &std::path::Path| {
             let path = path.display().to_string();
@@ -223,7 +224,7 @@ impl Way {
         let program = std::env::current_exe().map_err(io(folder.path()))?;
         let half = if shards == HALF { &net.half[..] } else { &[] };
         let output = Command::new(program)
-            .args(["train", "--quiet", "--offline", "--ranks", &processes.to_string()])
+            .args(["train", "--quiet", "--offline", "--isa", isa.name(), "--ranks", &processes.to_string()])
             .args(["--threads", &threads.to_string(), "--set", &format!("train.shards={shards}")])
             .args(half.iter().flat_map(|half| ["--set", half]))
             .arg("--runs")

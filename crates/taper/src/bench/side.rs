@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use taper_kernels::Isa;
 use taper_train::recipe::Device;
 
 /// PyTorch's side; the networks are those that the scripts in `tools/` use too.
@@ -37,12 +38,12 @@ pub(super) struct Side {
 
 impl Side {
     /// This program, serving one case.
-    pub fn ours(case: &str, sides: &Sides) -> Result<Self, BenchError> {
+    pub fn ours(case: &str, threads: usize, sides: &Sides) -> Result<Self, BenchError> {
         let name = "taper";
         let program = std::env::current_exe().map_err(|e| failed(name, e.to_string()))?;
         let mut command = Command::new(program);
-        command.args(["bench", "--serve", case, "--threads", &sides.threads.to_string()]);
-        command.args(["--device", &sides.device.to_string()]);
+        command.args(["bench", "--serve", case, "--threads", &threads.to_string()]);
+        command.args(["--device", &sides.device.to_string(), "--isa", sides.isa.name()]);
         if let Some(data) = &sides.data {
             command.arg("--data").arg(data);
         }
@@ -50,16 +51,20 @@ impl Side {
     }
 
     /// PyTorch on a task, with the Python of `TAPER_PEER_PYTHON`, or that of the environment which `cargo xtask bench
-    /// --peer` keeps in the user's cache.
-    pub fn peer(task: &Value, repeat: u32, sides: &Sides) -> Result<Self, BenchError> {
+    /// --peer` keeps in the user's cache; with `bf16` under autocast. It gets no better instructions than our side.
+    pub fn peer(task: &Value, bf16: bool, repeat: u32, sides: &Sides) -> Result<Self, BenchError> {
         let mut task = task.clone();
         task["repeat"] = repeat.into();
+        task["bf16"] = bf16.into();
         // PyTorch's name of Apple's GPU.
         let device = if sides.device == Device::Metal { "mps".into() } else { sides.device.to_string() };
         task["device"] = device.into();
         let python = std::env::var_os("TAPER_PEER_PYTHON").map(PathBuf::from).unwrap_or_else(in_cache);
         let mut command = Command::new(&python);
         command.args(["-W", "ignore", "-c", SCRIPT, &sides.threads.to_string()]);
+        if sides.isa < Isa::best() {
+            command.envs(limits(sides.isa.name()));
+        }
         Self::start("PyTorch", command, Some(&task)).map_err(|e| {
             let hint = "run `cargo xtask bench --peer`, or set TAPER_PEER_PYTHON to a Python with torch";
             failed("PyTorch", format!("{}: {e}; {hint}", python.display()))
@@ -125,6 +130,27 @@ impl Drop for Side {
         self.input = None;
         let _ = self.child.wait();
     }
+}
+
+/// The variables that keep PyTorch and the libraries it calls (oneDNN, MKL) to an instruction set of ours: what they call
+/// `default` and SSE is the least that they have.
+fn limits(isa: &str) -> [(&'static str, &'static str); 3] {
+    let [aten, onednn, mkl] = match isa {
+        "avx2" => ["avx2", "AVX2", "AVX2"],
+        _ => ["default", "SSE41", "SSE4_2"],
+    };
+    [("ATEN_CPU_CAPABILITY", aten), ("ONEDNN_MAX_CPU_ISA", onednn), ("MKL_ENABLE_INSTRUCTIONS", mkl)]
+}
+
+/// Whether this CPU multiplies in bf16. Every one with AMX has AVX512-BF16 too.
+pub fn has_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let there = is_x86_feature_detected!("avx512bf16");
+    #[cfg(target_arch = "aarch64")]
+    let there = std::arch::is_aarch64_feature_detected!("bf16");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let there = false;
+    there
 }
 
 fn failed(side: &'static str, message: impl Into<String>) -> BenchError {

@@ -2,6 +2,7 @@
 use super::{BenchError, Case, Prepared, Work, device, stock};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
+use taper_kernels::Isa;
 use taper_models::rng::Rng;
 use taper_models::{Mode, Params, Registry, Task, backward};
 use taper_optim::StepContext;
@@ -122,8 +123,9 @@ impl Workload {
             peer: Some(self.peer()),
             prepare: Box::new(move || {
                 let ours = self.ours()?;
-                // candle's own step is the CPU's.
-                let candle = stock.filter(|_| device().is_cpu()).map(|make| {
+                // candle's own step is the CPU's, and its products take the best instructions that there are.
+                let alike = device().is_cpu() && Isa::detect().is_ok_and(|isa| isa == Isa::best());
+                let candle = stock.filter(|_| alike).map(|make| {
                     let make: super::Make = Box::new(move || make(&self));
                     ("candle", amount, make)
                 });

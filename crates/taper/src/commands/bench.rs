@@ -6,8 +6,10 @@ use crate::bench::{self, BenchError, Case, Sides, measure, select};
 use crate::profile::Profile;
 use serde_json::Value;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use taper_figures::table::Table;
+use taper_kernels::Isa;
 use taper_train::device::open;
 use taper_train::recipe::Device;
 
@@ -15,6 +17,8 @@ use taper_train::recipe::Device;
 ///
 ///   cargo xtask bench mlp-step resnet18-step
 ///   cargo xtask bench 'optim/adam*' --peer --json
+///   cargo xtask bench resnet18-step --isa avx2 --peer
+///   cargo xtask bench resnet18-step --threads 2 --more-threads 64
 ///   cargo xtask bench densenet121-step --profile
 ///   cargo xtask bench --scaling
 ///   cargo xtask bench --ranks --json > ranks.jsonl && cargo xtask bench --show ranks.jsonl
@@ -27,9 +31,15 @@ pub struct Args {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
-    /// Runs PyTorch on the same work in the same call
+    /// Runs PyTorch on the same work in the same call; once more under bf16 autocast where the CPU multiplies in bf16
     #[arg(long)]
     peer: bool,
+    /// Runs PyTorch under bf16 autocast also where the CPU has no bf16 and PyTorch emulates it
+    #[arg(long, requires = "peer")]
+    peer_bf16: bool,
+    /// Runs our side once more with N threads: what more of them than cores cost
+    #[arg(long, value_name = "N")]
+    more_threads: Option<NonZeroUsize>,
     /// Shows where the time of our side goes instead, op by op, and writes a trace for chrome://tracing
     #[arg(long, value_name = "TRACE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
     pub(super) profile: Option<PathBuf>,
@@ -59,7 +69,7 @@ impl From<BenchError> for Failure {
     }
 }
 
-pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
+pub fn run(args: &Args, common: &Common, isa: Isa) -> Result<(), Failure> {
     if args.device == Device::Auto {
         return Err(Failure::usage("error: --device: say which: cpu, cuda, cuda:1 or metal"));
     }
@@ -70,8 +80,17 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
     if let Some(name) = &args.serve {
         return Ok(bench::serve(name, std::io::stdin().lock(), std::io::stdout().lock())?);
     }
-    let (threads, data) = (rayon::current_num_threads(), common.data.clone());
-    let sides = Sides { threads, data, peer: args.peer, device: args.device };
+    let on_cpu = args.device == Device::Cpu;
+    let sides = Sides {
+        threads: rayon::current_num_threads(),
+        more_threads: args.more_threads.map(usize::from),
+        isa,
+        data: common.data.clone(),
+        peer: args.peer,
+        // A poorer set of instructions has no bf16 either.
+        bf16: on_cpu && (args.peer_bf16 || isa == Isa::best() && bench::has_bf16()),
+        device: args.device,
+    };
     match (&args.show, &args.profile) {
         (Some(results), _) => show(results),
         (_, Some(trace)) => profile(select(&args.names)?, trace, common),
@@ -108,6 +127,11 @@ fn measure_all(cases: Vec<Case>, args: &Args, common: &Common, sides: &Sides) ->
     Ok(())
 }
 
+/// Our side and no other.
+fn alone(sides: &Sides) -> Sides {
+    Sides { peer: false, more_threads: None, ..sides.clone() }
+}
+
 /// How many threads wanted to run in the last minute, where the system tells.
 fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
@@ -134,7 +158,7 @@ fn growth(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
             if !common.quiet && !args.json {
                 eprintln!("{}, {threads} threads", series.name);
             }
-            let growth = Growth::measure(series, &Sides { threads, peer: false, ..sides.clone() })?;
+            let growth = Growth::measure(series, &Sides { threads, ..alone(sides) })?;
             if args.json {
                 let line =
                     serde_json::to_string(&growth).map_err(|e| Failure::other(format!("error: {e}")))?;
@@ -157,9 +181,11 @@ fn ranks(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
             eprintln!("{what}");
         }
     };
-    let costs = ranks::measure_all(&args.names, &Sides { peer: false, ..sides.clone() }, &say)?;
+    let costs = ranks::measure_all(&args.names, &alone(sides), &say)?;
     if costs.is_empty() {
-        return Err(Failure::usage("error: --ranks measures nothing of that name: leave it out to see what there is"));
+        return Err(Failure::usage(
+            "error: --ranks measures nothing of that name: leave it out to see what there is",
+        ));
     }
     let mut out = std::io::stdout().lock();
     if !args.json {
@@ -213,7 +239,10 @@ fn lines<T: serde::de::DeserializeOwned>(text: &str) -> Result<Vec<T>, String> {
 }
 
 fn table(results: &[Value]) -> String {
-    let mut table = Table::new([
+    // Columns of what is measured only where the CPU has it or where it is asked for.
+    const BF16: [&str; 3] = ["PyTorch bf16 ms", "bf16 / ours", "best against best"];
+    const MORE: [&str; 3] = ["more threads", "their ms", "theirs / ours"];
+    let titles = [
         "benchmark",
         "ms",
         "rate",
@@ -224,12 +253,13 @@ fn table(results: &[Value]) -> String {
         "half of rounds",
         "processor time",
         "PyTorch MB",
-    ]);
-    results.iter().for_each(|result| table.row(row(result)));
-    table.markdown()
+    ];
+    let mut table = Table::new(titles.into_iter().chain(BF16).chain(MORE));
+    results.iter().for_each(|result| table.row(row(result, results)));
+    BF16.iter().chain(&MORE).fold(table, |table, title| table.without_empty(title)).markdown()
 }
 
-fn row(result: &Value) -> [String; 10] {
+fn row(result: &Value, all: &[Value]) -> [String; 16] {
     let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
     let number = |key: &str, show: &dyn Fn(f64) -> String| result[key].as_f64().map(show).unwrap_or_default();
     let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
@@ -254,5 +284,56 @@ fn row(result: &Value) -> [String; 10] {
         spread,
         number("cpu_ratio", &ratio),
         number("peer_peak_mb", &whole),
+        number("peer_bf16_s", &milliseconds),
+        number("ratio_bf16", &ratio),
+        bench::best_ratio(all, result).map(ratio).unwrap_or_default(),
+        number("more_threads", &|count| {
+            format!("{count:.0} for {:.0}", result["threads"].as_f64().unwrap_or(f64::NAN))
+        }),
+        number("more_threads_s", &milliseconds),
+        number("more_threads_ratio", &ratio),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn made_up() -> Vec<Value> {
+        vec![
+            json!({"name": "lstm1-step/20", "threads": 2, "ours_s": 0.2, "unit": "GFLOP/s", "rate": 220.0, "peer_s": 0.3,
+                   "ratio": 1.5, "ratio_low": 1.4, "ratio_high": 1.6, "of_candle": 4.5}),
+            json!({"name": "optim/adam/one", "threads": 2, "ours_s": 0.012, "unit": "GB/s", "rate": 45.0}),
+        ]
+    }
+
+    #[test]
+    fn a_table_has_the_columns_that_were_measured() {
+        let plain = table(&made_up());
+        assert!(plain.contains("| 1.40 to 1.60 |") && plain.contains("4.50 of candle"), "{plain}");
+        assert!(!plain.contains("bf16") && !plain.contains("more threads"), "{plain}");
+        let mut results = made_up();
+        results[0]["peer_bf16_s"] = 0.16.into();
+        results[0]["ratio_bf16"] = 0.8.into();
+        let second = table(&results);
+        let cells = |row: &str| row.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+        let rows: Vec<_> = second.lines().map(cells).collect();
+        assert_eq!(rows[0][11..14], ["PyTorch bf16 ms", "bf16 / ours", "best against best"]);
+        assert_eq!(rows[2][11..14], ["160.00", "0.80", "0.80"]);
+        assert_eq!(rows[3][11..14], ["", "", ""]);
+    }
+
+    #[test]
+    fn more_threads_are_shown_beside_the_others() {
+        let mut results = made_up();
+        results[0]["more_threads"] = 64.into();
+        results[0]["more_threads_s"] = 0.21.into();
+        results[0]["more_threads_ratio"] = 1.05.into();
+        let shown = table(&results);
+        let cells =
+            |line: usize| shown.lines().nth(line).unwrap().split('|').map(str::trim).collect::<Vec<_>>();
+        assert_eq!(cells(0)[11..14], ["more threads", "their ms", "theirs / ours"], "{shown}");
+        assert_eq!(cells(2)[11..14], ["64 for 2", "210.00", "1.05"], "{shown}");
+    }
 }

@@ -17,10 +17,12 @@ mod verify;
 
 use crate::log;
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use taper_data::{DataError, Search};
+use taper_kernels::Isa;
 use taper_train::Registries;
 use taper_train::recipe::RecipeError;
 use taper_train::run::RunError;
@@ -42,7 +44,7 @@ Variables:
   TAPER_CACHE    the folder of downloads and digests
   TAPER_OFFLINE  1: never use the network
   TAPER_HOST     the name by which locks know this machine, in place of its own
-  TAPER_ISA      computes as a lesser processor would: portable, avx2 or avx512; a run goes on only with the kernels it began with";
+  TAPER_ISA      what --isa says where it is not given";
 
 /// Options of every command.
 #[derive(clap::Args)]
@@ -56,6 +58,10 @@ struct Common {
     /// Threads to compute with; results do not depend on it [default: one a core]
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
+    /// Computes as a lesser processor would: avx512, avx2, neon or portable; a run goes on only with the kernels it began
+    /// with [default: the best that this one has]
+    #[arg(long, global = true, value_name = "NAME")]
+    isa: Option<String>,
     /// Show no progress
     #[arg(long, short, global = true)]
     quiet: bool,
@@ -69,6 +75,11 @@ impl Common {
         let default = if self.quiet { "warn" } else { "info" };
         // The names that clap lets pass are levels.
         self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
+    /// The instruction set that was asked for, if one was.
+    fn isa_asked(&self) -> Option<OsString> {
+        self.isa.as_ref().map(OsString::from).or_else(|| std::env::var_os("TAPER_ISA"))
     }
 
     fn search(&self) -> Search {
@@ -197,11 +208,15 @@ pub fn main(registries: &Registries) -> ExitCode {
         eprintln!("error: {threads} threads: {e}");
         return ExitCode::FAILURE;
     }
-    // A mistake in `TAPER_ISA` shows before anything is read or written.
-    if let Err(e) = taper_models::instruction_set() {
-        eprintln!("error: {e}");
-        return ExitCode::from(2);
-    }
+    // A mistake shows before anything is read or written.
+    let isa = args.common.isa.as_ref().map_or_else(Isa::detect, |name| Isa::ask_for("--isa", name));
+    let isa = match isa {
+        Ok(isa) => isa,
+        Err(e) => {
+            eprintln!("error: {e}");
+            return ExitCode::from(2);
+        }
+    };
     let result = match args.command {
         Command::Train(command) => train::run(&command, &args.common, registries),
         Command::Plan(command) => plan::run(&command, &args.common, registries),
@@ -213,7 +228,7 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Report(command) => report::run(&command),
         Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),
         Command::Data(command) => data::run(&command, &args.common, registries),
-        Command::Bench(command) => bench::run(&command, &args.common),
+        Command::Bench(command) => bench::run(&command, &args.common, isa),
         Command::Completions(command) => completions::run(&command),
     };
     match result {

@@ -306,5 +306,8 @@ pub(super) fn run_args(common: &Common) -> Vec<OsString> {
     if common.offline {
         args.push("--offline".into());
     }
+    if let Some(isa) = common.isa_asked() {
+        args.extend(["--isa".into(), isa]);
+    }
     args
 }

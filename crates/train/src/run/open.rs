@@ -196,8 +196,8 @@ fn same_arithmetic(
         return Ok(());
     }
     let message = format!(
-        "{both}: the rest would not have the bits that the whole run has there. Go on where it began (TAPER_ISA names the \
-         kernels: avx512, avx2, portable), begin anew with --fresh, or allow it with --allow-mixed: the result then says so"
+        "{both}: the rest would not have the bits that the whole run has there. Go on where it began (--isa names the \
+         kernels: avx512, avx2, neon, portable), begin anew with --fresh, or allow it with --allow-mixed: the result then says so"
     );
     Err(RunError::Damaged { path: folder.join("manifest.json"), message })
 }

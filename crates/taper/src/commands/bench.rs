@@ -159,7 +159,9 @@ fn ranks(args: &Args, common: &Common, sides: &Sides) -> Result<(), Failure> {
     };
     let costs = ranks::measure_all(&args.names, &Sides { peer: false, ..sides.clone() }, &say)?;
     if costs.is_empty() {
-        return Err(Failure::usage("error: --ranks measures nothing of that name: leave it out to see what there is"));
+        return Err(Failure::usage(
+            "error: --ranks measures nothing of that name: leave it out to see what there is",
+        ));
     }
     let mut out = std::io::stdout().lock();
     if !args.json {

@@ -22,7 +22,8 @@ pub fn check_ranks(recipe: &Recipe, ranks: usize) -> Result<(), RecipeError> {
         return Ok(());
     }
     if matches!(recipe.task(), Task::Problem(_)) {
-        let message = format!("a problem has no batches that {ranks} processes could share: leave --ranks out");
+        let message =
+            format!("a problem has no batches that {ranks} processes could share: leave --ranks out");
         return Err(recipe.error_at("problem", message));
     }
     let possible = shards::divisors(shards).iter().map(usize::to_string).collect::<Vec<_>>();

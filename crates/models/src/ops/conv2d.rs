@@ -1,9 +1,9 @@
 //! 2-D convolution.
 use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
 use super::{isa, with_slice};
+use crate::kernels::Buf;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
-use crate::kernels::Buf;
 use crate::{Error, Result, op_span};
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};

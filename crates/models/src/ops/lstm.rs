@@ -2,8 +2,8 @@
 use super::bundle::Bundle;
 use super::{Mask, dtype_error, isa, shape_error, slice, tensor, with_slice};
 use crate::backward::deliver;
-use crate::kernels::lstm::{Dims, Kept, Layer, Saved, Wanted, backward, forward};
 use crate::kernels::Real;
+use crate::kernels::lstm::{Dims, Kept, Layer, Saved, Wanted, backward, forward};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex, PoisonError};

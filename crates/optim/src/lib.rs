@@ -203,6 +203,8 @@ mod error;
 mod inner;
 mod matrix;
 mod optimizer;
+#[doc(hidden)]
+pub mod pairs;
 mod passes;
 mod power;
 mod precision;

@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::driver::cpu::{Element, borrow, slice, team, vectorized};
 use crate::driver::team::Parts;
+use crate::pairs::{Blend, paired};
 use crate::rule::Real;
 use crate::sums::{CHUNK, LANES, dot};
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -117,7 +118,7 @@ pub(crate) fn combined(
         Some(DType::F64) => typed::<f64>((a, x), (b, y), with),
         Some(_) => typed::<f32>((a, x), (b, y), with),
         None => {
-            let sum = ((x * a)? + (y * b)?)?;
+            let sum = paired(Blend { keep: a, share: b }, x, y)?;
             let dot = dot(&sum, with)?;
             Ok((sum, dot))
         }
@@ -148,7 +149,7 @@ pub(crate) fn moved(x: Tensor, (b, y): (f64, &Tensor), scale: f64, with: &Tensor
         Some(DType::F64) => typed::<f64>(&x, (b, y), scale, with)?,
         Some(_) => typed::<f32>(&x, (b, y), scale, with)?,
         None => {
-            let moved = ((x + (y * b)?)? * scale)?;
+            let moved = (paired(Blend { keep: 1.0, share: b }, &x, y)? * scale)?;
             let dot = dot(&moved, with)?;
             return Ok((moved, dot));
         }

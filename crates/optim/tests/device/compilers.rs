@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 use taper_optim::device::{CUDA_DIALECT, CUDA_OPTIONS, METAL_DIALECT, Source};
+use taper_optim::pairs;
 
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
@@ -13,7 +14,9 @@ fn sources(dtypes: &[DType]) -> Vec<Source> {
     let norm = |dtype: &DType| Source::norm(*dtype);
     let of_rules = cases::all();
     let of_rules = of_rules.iter().flat_map(|case| dtypes.iter().map(|dtype| case.source(*dtype)));
-    of_rules.chain(dtypes.iter().map(norm)).collect()
+    let wide = dtypes.iter().filter(|dtype| matches!(dtype, DType::F32 | DType::F64));
+    let of_pairs = wide.flat_map(|dtype| pairs::examples().into_iter().map(|pair| (pair.source)(*dtype)));
+    of_rules.chain(dtypes.iter().map(norm)).chain(of_pairs).collect()
 }
 
 fn run(command: &mut Command) -> Output {

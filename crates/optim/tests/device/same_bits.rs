@@ -5,7 +5,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use std::collections::BTreeSet;
 use taper_optim::device::Source;
-use taper_optim::global_norm;
+use taper_optim::{global_norm, pairs};
 
 /// Around the sizes of a warp and a chunk, and one that is no multiple of anything.
 const SIZES: &[usize] = &[0, 1, 31, 32, 33, 1000, 100_003];
@@ -61,6 +61,42 @@ fn the_cuda_texts_make_the_bits_of_the_cpu() {
 #[test]
 fn the_metal_texts_make_the_bits_of_the_cpu() {
     check(Dialect::Metal, &[DType::F32, DType::F16, DType::BF16]);
+}
+
+/// The element-wise parts of rules for whole tensors.
+#[test]
+fn the_texts_of_pairs_make_the_bits_of_the_cpu() {
+    for (dialect, dtypes) in [(Dialect::Cuda, &[DType::F32, DType::F64][..]), (Dialect::Metal, &[DType::F32])]
+    {
+        let pairs = pairs::examples();
+        let sources: Vec<Source> =
+            pairs.iter().flat_map(|pair| dtypes.iter().map(|dtype| (pair.source)(*dtype))).collect();
+        let Some(build) = Build::new(&format!("pairs-{dialect:?}"), dialect, &sources, |_, text| text) else {
+            return;
+        };
+        for (pair, dtype) in pairs.iter().flat_map(|pair| dtypes.iter().map(move |dtype| (pair, *dtype))) {
+            let source = (pair.source)(dtype);
+            // Any rule without buffers makes the job: its parameters and gradients are what counts.
+            let (mut job, _) = cases::all()[0].run(dtype, SIZES, 1, Host::Knows, &|_| [0.0; 2]);
+            let step = &mut job.steps[0];
+            (step.scale, step.limit, step.scalars) =
+                (1.0, f64::INFINITY, vec![pair.scalars.clone(); SIZES.len()]);
+            let mut expected = Vec::new();
+            for ((row, grad), n) in job.rows.iter().zip(&step.grads).zip(SIZES) {
+                let of = |bytes: &[u8]| Tensor::from_raw_buffer(bytes, dtype, &[*n], &Device::Cpu).unwrap();
+                let made = (pair.of)(&of(&row.x), &of(grad)).unwrap();
+                match dtype {
+                    DType::F64 => {
+                        made.to_vec1::<f64>().unwrap().iter().for_each(|v| expected.extend(v.to_le_bytes()))
+                    }
+                    _ => made.to_vec1::<f32>().unwrap().iter().for_each(|v| expected.extend(v.to_le_bytes())),
+                }
+            }
+            expected.extend([0; 8]);
+            let Ended::With(found) = build.run(&source, &job) else { panic!("{}: aborted", source.rule) };
+            assert!(found == expected, "{} {dtype:?} {dialect:?}", source.rule);
+        }
+    }
 }
 
 /// Of a deferred loss or norm that no step can be taken with, nothing reaches parameters or state, then or later.

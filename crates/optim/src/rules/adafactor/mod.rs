@@ -34,6 +34,7 @@
 //! - No first moment.
 //!
 //! Reference: *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, arXiv:1804.04235.
+use crate::pairs::{Blend, Descend, paired};
 use crate::rule::{Config, Info, Invalid, Reach, Real, ranges, require};
 use crate::sums::squares;
 use crate::{Result, TensorParam, TensorRule, TensorStep};
@@ -193,7 +194,7 @@ fn fused<F: Real + WithDType>(s: &Scalars, shapes: Option<(usize, usize)>, p: &P
 fn composed(s: &Scalars, shapes: Option<(usize, usize)>, p: &Param) -> Result<Stepped> {
     let square = p.g.sqr()?;
     let average = |name, new: Tensor| -> Result<Tensor> {
-        Ok(((p.memory.tensor(name, &new)? * (1.0 - s.w))? + (new * s.w)?)?)
+        paired(Blend { keep: 1.0 - s.w, share: s.w }, &p.memory.tensor(name, &new)?, &new)
     };
     let (v, kept) = if shapes.is_none() {
         let v = average("v", square)?;
@@ -207,7 +208,7 @@ fn composed(s: &Scalars, shapes: Option<(usize, usize)>, p: &Param) -> Result<St
     };
     let u = (&p.g / v.sqrt()?.maximum(s.eps1)?)?;
     let step = s.step(squares(&p.x)?, squares(&u)?, p.x.elem_count());
-    Ok((((&p.x * s.decay)? - (u * step)?)?, kept))
+    Ok((paired(Descend { keep: s.decay, rate: step }, &p.x, &u)?, kept))
 }
 
 #[cfg(test)]

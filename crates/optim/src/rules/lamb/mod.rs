@@ -30,6 +30,7 @@
 //! - |u| includes the decay. Other versions limit |x| to 10, as the paper's φ may, or add ε to |u|.
 //!
 //! Reference: *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*, arXiv:1904.00962.
+use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, bias_correction, ranges, require};
 use crate::sums::squares;
 use crate::{Result, TensorRule, TensorStep};
@@ -127,16 +128,17 @@ impl TensorRule for LambRule {
             let scale = c.max_grad_norm.map_or(1.0, |max| (norm / max).max(1.0));
             let g = if scale == 1.0 { p.g.clone() } else { (&p.g / scale)? };
             let share = if c.grad_averaging { 1.0 - beta1 } else { 1.0 };
-            let m = ((p.memory.tensor("m", &p.x)? * beta1)? + (&g * share)?)?;
-            let v = ((p.memory.tensor("v", &p.x)? * c.beta2)? + (g.sqr()? * (1.0 - c.beta2))?)?;
+            let m = paired(Blend { keep: beta1, share }, &p.memory.tensor("m", &p.x)?, &g)?;
+            let squares_of = Square { keep: c.beta2, share: 1.0 - c.beta2 };
+            let v = paired(squares_of, &p.memory.tensor("v", &p.x)?, &g)?;
             let correct = |beta: f64| if c.bias_correction { bias_correction(beta, p.t) } else { 1.0 };
             let (first, second) = (correct(beta1), correct(c.beta2).sqrt());
-            let mut u = ((&m / first)? / ((v.sqrt()? / second)? + c.eps)?)?;
+            let mut u = paired(Direction { first: 1.0 / first, second: 1.0 / second, eps: c.eps }, &m, &v)?;
             let mut x = p.x.clone();
             if c.decoupled_decay {
                 x = (x * (1.0 - p.lr * c.weight_decay))?;
             } else if c.weight_decay != 0.0 {
-                u = (u + (&x * c.weight_decay)?)?;
+                u = paired(Blend { keep: 1.0, share: c.weight_decay }, &u, &x)?;
             }
             let mut rate = p.lr;
             if c.weight_decay != 0.0 || c.always_adapt {
@@ -144,7 +146,7 @@ impl TensorRule for LambRule {
                 let ratio = if length > 0.0 && step > 0.0 { length / step } else { 1.0 };
                 rate *= if c.trust_clip { ratio.min(1.0) } else { ratio };
             }
-            p.set((x - (u * rate)?)?);
+            p.set(paired(Descend { keep: 1.0, rate }, &x, &u)?);
             p.memory.tensors.extend([("m", m), ("v", v)]);
         }
         Ok(())

@@ -29,6 +29,7 @@
 //! - Slow weights of halves are kept in f32. Master weights would not see a synchronisation and are refused.
 //!
 //! Reference: *Lookahead Optimizer: k steps forward, 1 step back*, arXiv:1907.08610.
+use crate::pairs::{Toward, paired};
 use crate::rule::{Config, Info, Invalid, require};
 use crate::state::ParamScalars;
 use crate::tensor::wide;
@@ -130,7 +131,7 @@ impl Lookahead {
             if slot.t.is_multiple_of(k) {
                 let x = slot.var.copy()?.to_dtype(wide(slot.var.dtype()))?;
                 // At its end the way is no sum, which would round.
-                let slow = if alpha == 1.0 { x } else { (&slot.slow + ((x - &slot.slow)? * alpha)?)? };
+                let slow = if alpha == 1.0 { x } else { paired(Toward { share: alpha }, &slot.slow, &x)? };
                 news.push((*index, slow.to_dtype(slot.var.dtype())?, slow));
             }
         }

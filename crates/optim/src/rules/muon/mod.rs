@@ -46,6 +46,7 @@ use crate::driver::groups::claim;
 use crate::driver::{Group, compile, fields};
 use crate::inner::{Inner, leftovers};
 use crate::matrix::newton_schulz;
+use crate::pairs::{Blend, Descend, paired};
 use crate::rule::{Config, Info, Invalid, Reach, ranges, require};
 use crate::sums::squares;
 use crate::{
@@ -162,8 +163,9 @@ impl TensorRule for MuonRule {
             let (c, mu) = (p.config, p.momentum);
             let Some(rows) = p.x.dims().first().copied().filter(|_| p.x.elem_count() > 0) else { continue };
             let columns = p.x.elem_count() / rows;
-            let b = ((p.memory.tensor("momentum", &p.x)? * mu)? + (&p.g * (1.0 - mu))?)?;
-            let u = if c.nesterov { ((&p.g * (1.0 - mu))? + (&b * mu)?)? } else { b.clone() };
+            let average = Blend { keep: mu, share: 1.0 - mu };
+            let b = paired(average, &p.memory.tensor("momentum", &p.x)?, &p.g)?;
+            let u = if c.nesterov { paired(average, &b, &p.g)? } else { b.clone() };
             let norm = squares(&u)?.sqrt().max(c.eps);
             let x = (u.reshape((rows, columns))? / norm)?;
             let x = newton_schulz(&x, c.ns_coefficients, c.ns_steps)?.reshape(p.x.shape())?;
@@ -172,7 +174,8 @@ impl TensorRule for MuonRule {
                 AdjustLr::Original => (n / m).max(1.0).sqrt(),
                 AdjustLr::MatchRmsAdamw => 0.2 * n.max(m).sqrt(),
             };
-            p.set(((&p.x * (1.0 - p.lr * c.weight_decay))? - (x * (p.lr * q))?)?);
+            let step = Descend { keep: 1.0 - p.lr * c.weight_decay, rate: p.lr * q };
+            p.set(paired(step, &p.x, &x)?);
             p.memory.tensors.insert("momentum", b);
         }
         Ok(())

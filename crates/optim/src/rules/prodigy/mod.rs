@@ -34,6 +34,7 @@
 //!   sums are taken in f64.
 //!
 //! Reference: *Prodigy: An Expeditiously Adaptive Parameter-Free Learner*, arXiv:2306.06101.
+use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, bias_correction, ranges, require};
 use crate::sums::{dot, magnitudes};
 use crate::{Error, Result, TensorRule, TensorStep};
@@ -166,14 +167,15 @@ impl TensorRule for ProdigyRule {
             let g = if c.decouple || c.weight_decay == 0.0 {
                 p.g.clone()
             } else {
-                (&p.g + (&p.x * c.weight_decay)?)?
+                paired(Blend { keep: 1.0, share: c.weight_decay }, &p.g, &p.x)?
             };
             let start = p.memory.tensors.get("start").unwrap_or(&p.x).clone();
             numerator += d / d0 * k * dot(&g, &(&start - &p.x)?)?;
-            let m = ((p.memory.tensor("m", &p.x)? * beta1)? + (&g * ((1.0 - beta1) * d))?)?;
-            let v = ((p.memory.tensor("v", &p.x)? * c.beta2)? + (g.sqr()? * ((1.0 - c.beta2) * d * d))?)?;
+            let kept = |name: &str| p.memory.tensor(name, &p.x);
+            let m = paired(Blend { keep: beta1, share: (1.0 - beta1) * d }, &kept("m")?, &g)?;
+            let v = paired(Square { keep: c.beta2, share: (1.0 - c.beta2) * d * d }, &kept("v")?, &g)?;
             let share = d / d0 * if c.safeguard_warmup { d } else { k };
-            let s = ((p.memory.tensor("s", &p.x)? * beta3)? + (&g * share)?)?;
+            let s = paired(Blend { keep: beta3, share }, &kept("s")?, &g)?;
             denominator += magnitudes(&s)?;
             p.memory.tensors.extend([("m", m), ("v", v), ("s", s), ("start", start)]);
             fastest = fastest.max(p.lr);
@@ -206,8 +208,8 @@ impl TensorRule for ProdigyRule {
         for (p, k) in step.params.iter_mut().zip(rates) {
             let (c, decay) = (p.config, if p.config.decouple { p.config.weight_decay * k } else { 0.0 });
             let (Some(m), Some(v)) = (p.memory.tensors.get("m"), p.memory.tensors.get("v")) else { continue };
-            let u = (m / (v.sqrt()? + next * c.eps)?)?;
-            let x = ((&p.x * (1.0 - decay))? - (u * k)?)?;
+            let u = paired(Direction { first: 1.0, second: 1.0, eps: next * c.eps }, m, v)?;
+            let x = paired(Descend { keep: 1.0 - decay, rate: k }, &p.x, &u)?;
             p.set(x);
         }
         Ok(())

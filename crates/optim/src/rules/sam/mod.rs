@@ -35,6 +35,7 @@
 //!
 //! References: *Sharpness-Aware Minimization for Efficiently Improving Generalization*, arXiv:2010.01412; *ASAM*,
 //! arXiv:2102.11600.
+use crate::pairs::{Blend, paired};
 use crate::rule::{Config, Info, Invalid, ranges};
 use crate::sums::squares;
 use crate::tensor::{fitting, wide};
@@ -128,7 +129,9 @@ impl Wrapper for Sam {
             return inner.step(grads, context);
         }
         let scale = rho / (norm.sqrt() + 1e-12);
-        let points = uphill.into_iter().map(|(var, way, x)| Ok((var, (x + (way * scale)?)?)));
+        let points = uphill
+            .into_iter()
+            .map(|(var, way, x)| Ok((var, paired(Blend { keep: 1.0, share: scale }, &x, &way)?)));
         let displaced = Displaced::put(points.collect::<Result<Vec<_>>>()?)?;
         let second = again();
         displaced.restore()?;

@@ -42,6 +42,7 @@
 //!
 //! Reference: *SOAP: Improving and Stabilizing Shampoo using Adam*, arXiv:2409.11321.
 use crate::matrix::{eigenvectors, orthonormal, product};
+use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, Reach, bias_correction, ranges, require};
 use crate::{Memory, Result, TensorRule, TensorStep};
 use candle_core::{DType, Device, Tensor};
@@ -183,16 +184,20 @@ impl TensorRule for SoapRule {
             let axes = axes(p.x.dims(), c.max_precond_dim);
             let j = p.t - 1;
             if j > 0 {
-                let m = ((p.memory.tensor("m", &p.x)? * beta1)? + (&p.g * (1.0 - beta1))?)?;
+                let average = Blend { keep: beta1, share: 1.0 - beta1 };
+                let m = paired(average, &p.memory.tensor("m", &p.x)?, &p.g)?;
                 let turned = rotated(&p.g, &p.memory, c.max_precond_dim, true)?;
-                let v = ((p.memory.tensor("v", &p.x)? * c.beta2)? + (turned.sqr()? * (1.0 - c.beta2))?)?;
-                let u = (rotated(&m, &p.memory, c.max_precond_dim, true)? / (v.sqrt()? + c.eps)?)?;
+                let squares = Square { keep: c.beta2, share: 1.0 - c.beta2 };
+                let v = paired(squares, &p.memory.tensor("v", &p.x)?, &turned)?;
+                let m_turned = rotated(&m, &p.memory, c.max_precond_dim, true)?;
+                let u = paired(Direction { first: 1.0, second: 1.0, eps: c.eps }, &m_turned, &v)?;
                 let u = rotated(&u, &p.memory, c.max_precond_dim, false)?;
                 let rate = match c.correct_bias {
                     true => p.lr * bias_correction(c.beta2, j).sqrt() / bias_correction(beta1, j),
                     false => p.lr,
                 };
-                p.set(((&p.x - (u * rate)?)? * (1.0 - p.lr * c.weight_decay))?);
+                let decay = 1.0 - p.lr * c.weight_decay;
+                p.set((paired(Descend { keep: 1.0, rate }, &p.x, &u)? * decay)?);
                 p.memory.tensors.extend([("m", m), ("v", v)]);
             }
             for (k, (l, q)) in axes {

@@ -190,6 +190,9 @@ pub enum Error {
     /// A record to replay that lacks something or has it in the wrong shape.
     #[error("not an optimizer record: {0}")]
     Record(String),
+    /// The variable `TAPER_ISA` names an instruction set that this CPU has not, or none.
+    #[error(transparent)]
+    InstructionSet(#[from] taper_kernels::UnknownIsa),
     /// An error of candle's.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -1,83 +1,15 @@
 //! Matrices for rules that need them: products, the Newton–Schulz iteration, eigenvectors, orthonormal bases.
 //!
-//! On the CPU all have the same bits for any number of threads: products cut their result, never their sums, and the
-//! factorisations are ours, in f64.
+//! On the CPU all have the same bits for any number of threads: products are those of `taper-kernels`, and the factorisations are
+//! ours, in f64.
 use crate::Result;
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor, WithDType};
 use rayon::prelude::*;
+use taper_kernels::gemm::{Mat, Start, gram, product_from};
+use taper_kernels::{Isa, Real};
 
-/// Products of fewer multiplications are not worth a second thread.
+/// Work of fewer operations is not worth a second thread.
 const SERIAL: usize = 200_000;
-
-/// A matrix in a slice: element (i, j) lies at `i rs + j cs`.
-#[derive(Clone, Copy)]
-struct Mat<'a, F> {
-    data: &'a [F],
-    rows: usize,
-    cols: usize,
-    rs: usize,
-    cs: usize,
-}
-
-impl<'a, F> Mat<'a, F> {
-    /// Rows one after another. `None` if the slice is too short.
-    fn new(data: &'a [F], rows: usize, cols: usize) -> Option<Self> {
-        (data.len() >= rows.checked_mul(cols)?).then_some(Self { data, rows, cols, rs: cols, cs: 1 })
-    }
-
-    fn t(self) -> Self {
-        Self { rows: self.cols, cols: self.rows, rs: self.cs, cs: self.rs, ..self }
-    }
-}
-
-/// An element type of the crate `gemm`.
-trait Number: WithDType {
-    const ZERO: Self;
-    const ONE: Self;
-}
-impl Number for f32 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-}
-impl Number for f64 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-}
-
-/// C ← α C + β A B, with C's rows one after another. What does not fit is left alone.
-fn multiply<F: Number>(a: Mat<F>, b: Mat<F>, c: &mut [F], (alpha, beta): (F, F)) {
-    let (m, n, k) = (a.rows, b.cols, a.cols);
-    if k != b.rows || c.len() < m * n || m == 0 || n == 0 {
-        return;
-    }
-    let reads = alpha != F::ZERO;
-    let parallelism = if m * n * k < SERIAL { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(0) };
-    // SAFETY: `Mat::new` and `Mat::t` keep all elements of A and B inside their slices, C has m n elements, is borrowed
-    // mutably and so overlaps neither; F is f32 or f64, for which the crate has kernels.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.as_mut_ptr(),
-            1,
-            n as isize,
-            reads,
-            a.data.as_ptr(),
-            a.cs as isize,
-            a.rs as isize,
-            b.data.as_ptr(),
-            b.cs as isize,
-            b.rs as isize,
-            alpha,
-            beta,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
-}
 
 /// A transposed or not, times B transposed or not: both of rank 2 and of one dtype.
 pub(crate) fn product((a, at): (&Tensor, bool), (b, bt): (&Tensor, bool)) -> Result<Tensor> {
@@ -85,21 +17,29 @@ pub(crate) fn product((a, at): (&Tensor, bool), (b, bt): (&Tensor, bool)) -> Res
     if !a.device().is_cpu() {
         return Ok(turned(a, at)?.contiguous()?.matmul(&turned(b, bt)?.contiguous()?)?);
     }
-    fn typed<F: Number>((a, at): (&Tensor, bool), (b, bt): (&Tensor, bool)) -> Result<Option<Tensor>> {
+    fn typed<F: Real + WithDType>(
+        (a, at): (&Tensor, bool),
+        (b, bt): (&Tensor, bool),
+    ) -> Result<Option<Tensor>> {
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let ((rows_a, cols_a), (rows_b, cols_b)) = (a.dims2()?, b.dims2()?);
+        let ((inner, rows), (other, columns)) = (
+            if at { (rows_a, cols_a) } else { (cols_a, rows_a) },
+            if bt { (cols_b, rows_b) } else { (rows_b, cols_b) },
+        );
         let ((a_storage, a_layout), (b_storage, b_layout)) = (a.storage_and_layout(), b.storage_and_layout());
         let (Some(a), Some(b)) = (slice::<F>(&a_storage, a_layout)?, slice::<F>(&b_storage, b_layout)?)
         else {
             return Ok(None);
         };
-        let (Some(a), Some(b)) = (Mat::new(a, rows_a, cols_a), Mat::new(b, rows_b, cols_b)) else {
+        // What does not fit is left to candle, which says so.
+        if inner != other {
             return Ok(None);
-        };
+        }
+        let (a, b) = (Mat::new(a, rows_a, cols_a), Mat::new(b, rows_b, cols_b));
         let (a, b) = (if at { a.t() } else { a }, if bt { b.t() } else { b });
-        let mut c = vec![F::ZERO; a.rows * b.cols];
-        multiply(a, b, &mut c, (F::ZERO, F::ONE));
-        Ok(Some(Tensor::from_vec(c, (a.rows, b.cols), &Device::Cpu)?))
+        let c = product_from(Isa::detect()?, a, b, Start::Zero);
+        Ok(Some(Tensor::from_vec(c, (rows, columns), &Device::Cpu)?))
     }
     let ours = match a.dtype() {
         DType::F64 => typed::<f64>((a, at), (b, bt))?,
@@ -125,24 +65,18 @@ pub(crate) fn newton_schulz(x: &Tensor, [a, b, c]: [f64; 3], steps: usize) -> Re
     if rows > cols {
         return Ok(newton_schulz(&x.t()?.contiguous()?, [a, b, c], steps)?.t()?.contiguous()?);
     }
-    fn typed<F: Number>(x: &Tensor, [a, b, c]: [f64; 3], steps: usize) -> Result<Tensor> {
-        let (n, m) = x.dims2()?;
-        let [a, b, c] = [a, b, c].map(F::from_f64);
+    fn typed<F: Real + WithDType>(x: &Tensor, [a, b, c]: [f64; 3], steps: usize) -> Result<Tensor> {
+        let (isa, (n, m)) = (Isa::detect()?, x.dims2()?);
+        let [a, b, c] = [a, b, c].map(<F as Real>::from_f64);
         let mut x = x.flatten_all()?.to_vec1::<F>()?;
-        let (mut next, mut gram, mut poly) =
-            (vec![F::ZERO; n * m], vec![F::ZERO; n * n], vec![F::ZERO; n * n]);
         for _ in 0..steps {
-            self_product(&x, n, m, &mut gram);
+            let old = Mat::new(&x, n, m);
+            let squares = gram(isa, old);
+            let scaled: Vec<F> = squares.iter().map(|g| c * *g).collect();
+            let squares = Mat::new(&squares, n, n);
             // b A + c A A is symmetric too, but its product is a tenth of the work.
-            poly.copy_from_slice(&gram);
-            if let Some(gram) = Mat::new(&gram, n, n) {
-                multiply(gram, gram, &mut poly, (b, c));
-            }
-            next.copy_from_slice(&x);
-            if let (Some(poly), Some(x)) = (Mat::new(&poly, n, n), Mat::new(&x, n, m)) {
-                multiply(poly, x, &mut next, (a, F::ONE));
-            }
-            std::mem::swap(&mut x, &mut next);
+            let poly = product_from(isa, Mat::new(&scaled, n, n), squares, Start::Times(b, squares));
+            x = product_from(isa, Mat::new(&poly, n, n), old, Start::Times(a, old));
         }
         Ok(Tensor::from_vec(x, (n, m), &Device::Cpu)?)
     }
@@ -157,27 +91,6 @@ pub(crate) fn newton_schulz(x: &Tensor, [a, b, c]: [f64; 3], steps: usize) -> Re
                 x = ((&x * a)? + poly.matmul(&x)?)?;
             }
             Ok(x)
-        }
-    }
-}
-
-/// X Xᵀ: the blocks on and below the diagonal are computed, the others are mirrored.
-fn self_product<F: Number>(x: &[F], n: usize, m: usize, gram: &mut [F]) {
-    /// Rows of a block: wide enough for the product's kernels.
-    const BLOCK: usize = 128;
-    let mut block = Vec::new();
-    for top in (0..n).step_by(BLOCK) {
-        let rows = BLOCK.min(n - top);
-        let cols = top + rows;
-        block.clear();
-        block.resize(rows * cols, F::ZERO);
-        let (Some(a), Some(b)) = (Mat::new(&x[top * m..], rows, m), Mat::new(x, cols, m)) else { return };
-        multiply(a, b.t(), &mut block, (F::ZERO, F::ONE));
-        for (i, row) in block.chunks(cols).enumerate() {
-            for (j, value) in row.iter().enumerate() {
-                gram[(top + i) * n + j] = *value;
-                gram[j * n + top + i] = *value;
-            }
         }
     }
 }

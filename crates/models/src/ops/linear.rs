@@ -1,7 +1,7 @@
 //! A fully connected layer with its bias and ReLU in one op.
 use super::{dtype_error, isa, shape_error, slice, with_slice};
 use crate::backward::deliver;
-use crate::kernels::gemm::{Mat, gemm, product};
+use crate::kernels::gemm::{Mat, Start, product, product_from};
 use crate::kernels::sums::column_sums;
 use crate::kernels::{Buf, Real};
 use crate::{Result, op_span};
@@ -125,11 +125,11 @@ impl Linear {
         (m, n, k): (usize, usize, usize),
     ) -> candle_core::Result<CpuStorage> {
         let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, isa()?);
-        let mut y = match b {
-            Some((b, lb)) => slice::<T>(b, lb)?.repeat(m),
-            None => vec![T::ZERO; m * n],
+        let start = match b {
+            Some((b, lb)) => Start::Row(slice::<T>(b, lb)?),
+            None => Start::Zero,
         };
-        gemm(isa, Mat::new(x, m, k), Mat::new(w, n, k).t(), &mut y, n, b.is_some());
+        let mut y = product_from(isa, Mat::new(x, m, k), Mat::new(w, n, k).t(), start);
         if self.act == Activation::Relu {
             y.par_chunks_mut(PARALLEL).for_each(|y| {
                 // Written so that NaN stays.

@@ -66,7 +66,12 @@ mod tests {
         let mut writer = Writer::default();
         for number in 0..5 {
             let sender = sender.clone();
-            writer.begin(move || Ok(drop(sender.send(number)))).unwrap();
+            writer
+                .begin(move || {
+                    sender.send(number).unwrap_or_default();
+                    Ok(())
+                })
+                .unwrap();
         }
         writer.finish().unwrap();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4]);

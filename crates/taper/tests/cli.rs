@@ -288,7 +288,7 @@ fn an_instruction_set_that_is_not_there_is_refused_by_every_command_that_compute
         &["sweep", &mine],
         &["bench", "gemm/256"],
         &["verify", "."],
-        &["reproduce"],
+        &["reproduce", "numeric"],
         &["replay", "x"],
     ] {
         refused(&[command, &["--isa", "avx3"]].concat(), &[&format!("error: --isa: {expected}")]);

@@ -49,7 +49,8 @@ pub fn check(args: &[String]) -> bool {
             return false;
         }
     };
-    let parts: [(&str, Option<String>, &dyn Fn() -> bool); 2] =
+    type Part<'a> = (&'a str, Option<String>, &'a dyn Fn() -> bool);
+    let parts: [Part; 2] =
         [("ARM", missing_for_arm(), &|| arm(full)), ("older x86", missing_for_x86(), &|| x86(full))];
     parts.into_iter().all(|(name, missing, check)| match missing {
         None => check(),

@@ -32,7 +32,10 @@ fn times(isa: Isa, dims: Dims) -> [Duration; 2] {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let threads = std::env::args().nth(1).map_or(Ok(0), |threads| threads.parse())?;
+    let threads: usize = match std::env::args().nth(1) {
+        Some(threads) => threads.parse()?,
+        None => 0,
+    };
     rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global()?;
     for isa in Isa::available() {
         for (input, hidden) in [(400, 1150), (1150, 400), (400, 400)] {

@@ -48,7 +48,7 @@ mod tests {
         for _ in 0..100_000 {
             bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             // Ties too.
-            let x = f32::from_bits(if bits % 3 == 0 { bits & 0xffff_0000 | 0x8000 } else { bits });
+            let x = f32::from_bits(if bits.is_multiple_of(3) { bits & 0xffff_0000 | 0x8000 } else { bits });
             let found = to_bf16(x);
             assert_eq!(found.to_bits() & 0xffff, 0, "{x}");
             if x.is_nan() || found.is_infinite() {

@@ -383,8 +383,8 @@ impl<K: Kernel> Job<'_, K> {
         self.kernel.run(
             #[inline(always)]
             || {
-                // SAFETY: the block is this task's alone.
                 let mut into = match first {
+                    // SAFETY: the block is this task's alone.
                     0 => unsafe { begin(self.start, self.c, (row, column), (rows, columns)) },
                     _ => Into::Add,
                 };

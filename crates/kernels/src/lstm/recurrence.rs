@@ -334,6 +334,7 @@ impl Units {
     ///
     /// # Safety
     /// As [`Units::forward`].
+    #[allow(clippy::type_complexity)]
     unsafe fn backward<S: Simd>(
         &self,
         s: S,

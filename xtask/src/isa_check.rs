@@ -1,7 +1,8 @@
 //! `cargo xtask isa-check [--full]`: our tests on CPUs that are not here, under qemu.
 //!
-//! What is cheap is a stage of the tests: the kernels on ARM, and on older x86 the test programs that are there already.
-//! `--full` builds all for ARM too, which takes candle once more, and trains the quickstart for an epoch everywhere.
+//! What is cheap is a stage of the tests: the kernels, without the tests that take minutes under emulation. `--full` leaves nothing
+//! out, adds models and golden records, builds all for ARM too, which takes candle once more, and trains the quickstart for
+//! an epoch everywhere.
 use super::{cargo, manifest, root, run, target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,9 +28,12 @@ const X86: [Machine; 2] = [
     Machine { name: "Nehalem", emulator: &["qemu-x86_64-static", "-cpu", "Nehalem"], isa: "portable" },
 ];
 
-/// The tests of kernels, models and golden records: a test program, its crate, and what emulation makes too slow in it.
+/// The crate whose tests are run without `--full`.
+const KERNELS: &str = "kernels";
+
+/// The tests of kernels, models and golden records: a test program, its crate, and what emulation makes slow in it.
 const TESTS: [(&str, &str, &[&str]); 8] = [
-    ("taper_kernels", "kernels", &[]),
+    ("taper_kernels", KERNELS, &["any_number_of_threads", "large_shapes", "every_cut", "every_shape"]),
     ("taper_models", "models", &[]),
     ("conv", "models", &[]),
     ("batch_norm", "models", &[]),
@@ -102,11 +106,11 @@ fn cargo_for_arm(command: &str) -> Command {
 fn arm(full: bool) -> bool {
     // Without candle, so that it costs little.
     let kernels =
-        tests_on(&NEON, programs(cargo_for_arm("test").args(["--package", "taper-kernels", "--lib"])));
+        tests_on(&NEON, programs(cargo_for_arm("test").args(["--package", "taper-kernels", "--lib"])), full);
     kernels
         && (!full
             || run(cargo_for_arm("build").args(["--workspace", "--bin", "taper"]))
-                && tests_on(&NEON, programs(select(&mut cargo_for_arm("test"))))
+                && tests_on(&NEON, programs(select(&mut cargo_for_arm("test"))), full)
                 && trained_on(&NEON, &target().join(ARM).join("release/taper")))
 }
 
@@ -118,7 +122,7 @@ fn x86(full: bool) -> bool {
         programs(select(&mut build).arg("--lib"))
     };
     let taper = target().join("release/taper");
-    X86.iter().all(|machine| tests_on(machine, build()))
+    X86.iter().all(|machine| tests_on(machine, build(), full))
         && (!full
             || run(Command::new(cargo())
                 .args(["build", "--release", "--workspace", "--bin", "taper"])
@@ -157,12 +161,13 @@ impl Machine {
     }
 }
 
-fn tests_on(machine: &Machine, programs: Option<Vec<(String, PathBuf)>>) -> bool {
+fn tests_on(machine: &Machine, programs: Option<Vec<(String, PathBuf)>>, full: bool) -> bool {
     let Some(programs) = programs else { return false };
-    for (name, krate, slow) in TESTS {
+    for (name, krate, slow) in TESTS.into_iter().filter(|(_, krate, _)| full || *krate == KERNELS) {
         for (_, path) in programs.iter().filter(|(found, _)| found == name) {
             println!("{}: tests of {name}", machine.name);
             let mut command = machine.start(path);
+            let slow = if full { &[] } else { slow };
             command.arg("--quiet").args(slow.iter().flat_map(|slow| ["--skip", slow]));
             if !run(command.current_dir(root().join("crates").join(krate))) {
                 eprintln!("error: {}: tests of {name} fail", machine.name);

@@ -15,10 +15,17 @@ pub fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
     if a.len() == b.len() { a.iter().zip(b).map(apart).fold(0.0, worst) } else { f64::INFINITY }
 }
 
-/// The same as a share of the largest magnitude in `expected`.
+/// The same as a share of the largest finite magnitude in `expected`: an infinite one would hide what is wrong beside it.
+///
+/// ```
+/// use taper_kernels::compare::relative_difference;
+/// assert_eq!(relative_difference(&[3.0, 1.0], &[4.0, 1.0]), 0.25);
+/// assert_eq!(relative_difference(&[1.0, f64::INFINITY], &[2.0, f64::INFINITY]), 0.5);
+/// assert_eq!(relative_difference(&[f64::NAN], &[f64::INFINITY]), f64::INFINITY);
+/// ```
 pub fn relative_difference(found: &[f64], expected: &[f64]) -> f64 {
     match largest_difference(found, expected) {
         0.0 => 0.0,
-        worst => worst / expected.iter().fold(0f64, |m, v| m.max(v.abs())),
+        worst => worst / expected.iter().filter(|v| v.is_finite()).fold(0f64, |m, v| m.max(v.abs())),
     }
 }

@@ -15,6 +15,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use taper_kernels::compare::{largest_difference, relative_difference};
 
 /// What to change about a record before it is replayed.
 #[derive(Clone, Debug, Default)]
@@ -174,14 +175,7 @@ impl Comparison {
                 "`{tensor}`: expected {expected} numbers to compare with, found {found}"
             )));
         }
-        let (mut abs, mut size) = (0f64, 0f64);
-        for (found, expected) in found.iter().zip(expected) {
-            let difference = (found - expected).abs();
-            // A NaN never compares larger: it must not pass for agreement.
-            abs = if difference.is_nan() { f64::INFINITY } else { abs.max(difference) };
-            size = size.max(expected.abs());
-        }
-        let rel = if abs == 0.0 { 0.0 } else { abs / size };
+        let (abs, rel) = (largest_difference(found, expected), relative_difference(found, expected));
         self.0.push(Compared { tensor, abs, rel });
         Ok(())
     }

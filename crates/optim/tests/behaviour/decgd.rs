@@ -4,6 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Var};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
+use taper_kernels::compare::largest_difference;
 use taper_optim::{Optimizer, Registry, Schedule, StepContext};
 
 /// One step's share of a run: gradient, loss, rate, momentum.
@@ -83,12 +84,6 @@ fn ours(start: &[f64], steps: &[Step], config: &Map<String, Value>) -> (Vec<Vec<
 
 fn buffer(optimizer: &dyn Optimizer, name: &str) -> Vec<f64> {
     values(&optimizer.state_dict().unwrap().tensors[&format!("x.{name}")])
-}
-
-fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
-    let difference = |(a, b): (&f64, &f64)| (a - b).abs();
-    // What is no number agrees with nothing.
-    a.iter().zip(b).map(difference).fold(0.0, |most, new| if new > most || new.is_nan() { new } else { most })
 }
 
 prop_compose! {

@@ -1,8 +1,10 @@
-//! `cargo xtask isa-check [--full]`: our tests on CPUs that are not here, under qemu.
+//! `cargo xtask isa-check [--full|--avx512]`: our tests on CPUs that are not here, under qemu and Bochs.
 //!
 //! What is cheap is a stage of the tests: the kernels, without the tests that take minutes under emulation. `--full` leaves nothing
 //! out, adds models and golden records, builds all for ARM too, which takes candle once more, and trains the quickstart for
-//! an epoch everywhere.
+//! an epoch everywhere. `--avx512` runs the kernels' tests on a CPU that has it.
+mod bochs;
+
 use super::{cargo, manifest, root, run, target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,32 +33,52 @@ const X86: [Machine; 2] = [
 /// The crate whose tests are run without `--full`.
 const KERNELS: &str = "kernels";
 
-/// The tests of kernels, models and golden records: a test program, its crate, and what emulation makes slow in it.
-const TESTS: [(&str, &str, &[&str]); 8] = [
-    ("taper_kernels", KERNELS, &["any_number_of_threads", "large_shapes", "every_cut", "every_shape"]),
-    ("taper_models", "models", &[]),
-    ("conv", "models", &[]),
-    ("batch_norm", "models", &[]),
-    ("pool", "models", &[]),
-    ("sequence", "models", &[]),
-    ("vision_golden", "models", &[]),
-    ("golden", "optim", &[]),
+/// A test program.
+#[derive(Clone, Copy)]
+struct Test {
+    name: &'static str,
+    krate: &'static str,
+    /// What emulation makes slow in it.
+    slow: &'static [&'static str],
+}
+
+const fn test(name: &'static str, krate: &'static str) -> Test {
+    Test { name, krate, slow: &[] }
+}
+
+/// The tests of kernels, models and golden records.
+const TESTS: [Test; 8] = [
+    Test {
+        name: "taper_kernels",
+        krate: KERNELS,
+        slow: &["any_number_of_threads", "large_shapes", "every_cut", "every_shape"],
+    },
+    test("taper_models", "models"),
+    test("conv", "models"),
+    test("batch_norm", "models"),
+    test("pool", "models"),
+    test("sequence", "models"),
+    test("vision_golden", "models"),
+    test("golden", "optim"),
 ];
 
 /// True also where the tools are missing, which is said; `TAPER_REQUIRE_TOOLS` wants them.
 pub fn check(args: &[String]) -> bool {
-    let full = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => false,
-        ["--full"] => true,
+    let (full, wide) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => (false, false),
+        ["--full"] => (true, false),
+        ["--avx512"] => (false, true),
         _ => {
-            eprintln!("error: isa-check: expected nothing or --full, found {}", args.join(" "));
+            eprintln!("error: isa-check: expected nothing, --full or --avx512, found {}", args.join(" "));
             return false;
         }
     };
     type Part<'a> = (&'a str, Option<String>, &'a dyn Fn() -> bool);
-    let parts: [Part; 2] =
-        [("ARM", missing_for_arm(), &|| arm(full)), ("older x86", missing_for_x86(), &|| x86(full))];
-    parts.into_iter().all(|(name, missing, check)| match missing {
+    let parts: &[Part] = match wide {
+        false => &[("ARM", missing_for_arm(), &|| arm(full)), ("older x86", missing_for_x86(), &|| x86(full))],
+        true => &[("AVX-512", missing_linux().or_else(bochs::missing), &avx512)],
+    };
+    parts.iter().all(|(name, missing, check)| match missing {
         None => check(),
         Some(missing) => {
             let required = std::env::var_os("TAPER_REQUIRE_TOOLS").is_some();
@@ -82,11 +104,16 @@ fn missing_for_arm() -> Option<String> {
 }
 
 fn missing_for_x86() -> Option<String> {
-    match cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        false => Some("the test programs of this machine are no x86-64 Linux's".into()),
-        true if answers("qemu-x86_64-static") => None,
-        true => Some("no qemu-x86_64-static; on Debian: apt-get install qemu-user-static".into()),
-    }
+    missing_linux().or_else(|| {
+        (!answers("qemu-x86_64-static"))
+            .then(|| "no qemu-x86_64-static; on Debian: apt-get install qemu-user-static".into())
+    })
+}
+
+/// Emulators of x86 are given the test programs of this machine.
+fn missing_linux() -> Option<String> {
+    (!cfg!(all(target_arch = "x86_64", target_os = "linux")))
+        .then(|| "the test programs of this machine are no x86-64 Linux's".into())
 }
 
 fn answers(tool: &str) -> bool {
@@ -130,11 +157,19 @@ fn x86(full: bool) -> bool {
                 && X86.iter().all(|machine| trained_on(machine, &taper)))
 }
 
+fn avx512() -> bool {
+    let mut build = Command::new(cargo());
+    build.args(["test", "--release", "--package", "taper-kernels", "--lib"]).args(manifest());
+    let Some(programs) = programs(&mut build) else { return false };
+    let known = |(name, path): (String, PathBuf)| Some((*TESTS.iter().find(|test| test.name == name)?, path));
+    bochs::passes(&programs.into_iter().filter_map(known).collect::<Vec<_>>())
+}
+
 /// The test programs of [`TESTS`] that are not a library's own.
 fn select(cargo: &mut Command) -> &mut Command {
     cargo.arg("--workspace");
-    for (name, _, _) in TESTS.iter().filter(|(name, _, _)| !name.starts_with("taper_")) {
-        cargo.args(["--test", name]);
+    for test in TESTS.iter().filter(|test| !test.name.starts_with("taper_")) {
+        cargo.args(["--test", test.name]);
     }
     cargo
 }
@@ -163,7 +198,7 @@ impl Machine {
 
 fn tests_on(machine: &Machine, programs: Option<Vec<(String, PathBuf)>>, full: bool) -> bool {
     let Some(programs) = programs else { return false };
-    for (name, krate, slow) in TESTS.into_iter().filter(|(_, krate, _)| full || *krate == KERNELS) {
+    for Test { name, krate, slow } in TESTS.into_iter().filter(|test| full || test.krate == KERNELS) {
         for (_, path) in programs.iter().filter(|(found, _)| found == name) {
             println!("{}: tests of {name}", machine.name);
             let mut command = machine.start(path);

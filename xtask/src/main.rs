@@ -100,6 +100,8 @@ fn taper(args: &[String]) -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut command = Command::new(&path);
+    // Help and messages then say what can be typed here.
+    command.env("TAPER_STARTED_BY", "cargo xtask");
     // Where a recipe's data is missing, this program builds a `taper` that can download and has it fetched.
     if let Ok(xtask) = env::current_exe() {
         command.env("TAPER_FETCH", xtask);

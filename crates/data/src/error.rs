@@ -61,7 +61,7 @@ pub enum DataError {
     #[error(transparent)]
     Mismatch(Box<Mismatch>),
     /// A cached file changed after its download.
-    #[error("{}: damaged since its download: sha256 was {expected}, is {found}; `cargo xtask data fetch {name}` replaces it", path.display())]
+    #[error("{}: damaged since its download: sha256 was {expected}, is {found}; `{} data fetch {name}` replaces it", path.display(), taper_files::program())]
     Damaged {
         /// The data set.
         name: String,

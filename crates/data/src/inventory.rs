@@ -33,7 +33,8 @@ pub fn list(
         let place = match (place, set.files()) {
             (Some(place), _) => place,
             (None, Some(spec)) => {
-                format!("not here; `cargo xtask data fetch {}` gets it from {}", spec.name, spec.hub.id)
+                let program = taper_files::program();
+                format!("not here; `{program} data fetch {}` gets it from {}", spec.name, spec.hub.id)
             }
             (None, None) => "your files".into(),
         };

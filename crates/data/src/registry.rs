@@ -2,6 +2,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use schemars::{Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -18,6 +19,11 @@ pub trait Dataset: Send + Sync {
 
     /// Whether its samples are images or text, where that is known before it is read.
     fn kind(&self) -> Option<Kind> {
+        None
+    }
+
+    /// The types of its options, as their struct derives them; what they mean and default to is [`describe`](Self::describe)'s.
+    fn schema(&self, _generator: &mut SchemaGenerator) -> Option<Schema> {
         None
     }
 

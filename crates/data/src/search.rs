@@ -242,8 +242,9 @@ fn missing(spec: &Spec, looked: Vec<String>, revision: Option<&str>) -> DataErro
         })
         .collect();
     let supply = format!(
-        "supply it with `cargo xtask data fetch {}{}` where there is a network, or put one of these under a directory and name it \
+        "supply it with `{} data fetch {}{}` where there is a network, or put one of these under a directory and name it \
          with --data or TAPER_DATA:\n{}",
+        taper_files::program(),
         spec.name,
         revision.map(|revision| format!(" --revision {revision}")).unwrap_or_default(),
         one_of.join("\n")

@@ -1,12 +1,13 @@
 //! The first samples of a data set, for runs that must be short.
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Data, Images, Loaded};
 
 /// How much of each split to keep, from its start: images, or words of text. What is not given is kept whole.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Subset {
     /// Of the training set, before a validation set is carved out of it.

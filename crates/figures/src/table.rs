@@ -1,6 +1,7 @@
 //! Tables for people and programs: aligned Markdown, LaTeX with booktabs, HTML and CSV.
 use crate::plot::{escape, visible};
 use crate::stats::Interval;
+use serde_json::Value;
 use std::fmt::Write;
 
 /// A table of text cells; the first column is left-aligned, all others right-aligned unless they are [text](Table::text).
@@ -135,6 +136,24 @@ impl Table {
         let line =
             |cells: &Vec<String>| cells.iter().map(|c| csv_text(c)).collect::<Vec<_>>().join(",") + "\n";
         std::iter::once(&self.head).chain(&self.rows).map(line).collect()
+    }
+
+    /// One JSON object a row, by column title: what reads as a number is one, an empty cell is null.
+    pub fn json_lines(&self) -> String {
+        let value = |(cell, text): (&String, &bool)| match cell.parse::<f64>() {
+            _ if cell.is_empty() => Value::Null,
+            // Infinities and NaN stay words: JSON has no numbers for them.
+            Ok(number) if !text && number.is_finite() => match cell.parse::<i64>() {
+                Ok(whole) => whole.into(),
+                Err(_) => number.into(),
+            },
+            _ => cell.as_str().into(),
+        };
+        let line = |row: &Vec<String>| {
+            let cells = self.head.iter().cloned().zip(row.iter().zip(&self.text).map(value));
+            Value::Object(cells.collect()).to_string() + "\n"
+        };
+        self.rows.iter().map(line).collect()
     }
 
     /// As an HTML table.

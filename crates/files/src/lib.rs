@@ -1,7 +1,7 @@
 //! Files that are whole or not there: written beside their place, synced, renamed, and the folder synced.
 //!
 //! This is all that Taper's crates share about files: how one is replaced, what its digest is, and where the tests crash
-//! a process inside a write. It knows nothing of what the files hold.
+//! a process inside a write; and how the program was started, for messages. It knows nothing of what the files hold.
 //!
 //! ```
 //! let folder = tempfile::tempdir()?;
@@ -11,8 +11,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 pub mod kill;
+mod program;
 
 use kill::kill_point;
+pub use program::{built_with, program, set_program};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read, Write};

@@ -6,10 +6,11 @@ use crate::registry::{Config, Registry};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Configuration of a densely connected network.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DenseNetConfig {
     /// Layers of each dense block. Defaults to \[6, 12, 24, 16\] (DenseNet-121).
@@ -101,8 +102,8 @@ impl DenseNetConfig {
 /// Adds the densely connected networks to a registry.
 pub(crate) fn register(registry: &mut Registry) -> Result<()> {
     let about = "densely connected network of any blocks and growth";
-    registry.register("densenet", about, DenseNetConfig::default())?;
-    registry.register("densenet121", "DenseNet-121 with the CIFAR stem", DenseNetConfig::default())
+    registry.add("densenet", about, DenseNetConfig::default())?;
+    registry.add("densenet121", "DenseNet-121 with the CIFAR stem", DenseNetConfig::default())
 }
 
 impl Config for DenseNetConfig {

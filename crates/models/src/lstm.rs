@@ -14,10 +14,11 @@ use crate::rng::Rng;
 use crate::{Error, Loss, Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::{Init, VarBuilder};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Shares of what is dropped in training. A share that is not given is 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dropout {
     /// Of the vocabulary's rows, in the lookup only.
@@ -33,7 +34,7 @@ pub struct Dropout {
 }
 
 /// Configuration of `lstm`. The defaults are the ones of the PTB experiments.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LstmConfig {
     /// Number of layers. Defaults to 1.
@@ -46,7 +47,7 @@ pub struct LstmConfig {
     pub alpha: f64,
     /// Factor of the mean square of the changes of its undropped output from step to step (TAR). Defaults to 1.
     pub beta: f64,
-    /// Defaults to embedding 0.1, input 0.4, hidden 0.25, output 0.4, weight 0.5.
+    /// Shares that are dropped in training. Defaults to embedding 0.1, input 0.4, hidden 0.25, output 0.4, weight 0.5.
     pub dropout: Dropout,
     /// Whether the recurrent weights stay as they were drawn, as they did in the code behind the published
     /// tables. Defaults to false.

@@ -7,10 +7,11 @@ use crate::registry::Config;
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Configuration of the `mlp`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlpConfig {
     /// Widths of the hidden layers. Defaults to one of 100, the network of the AMSGrad and AdaBound papers.

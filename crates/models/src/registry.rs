@@ -2,6 +2,7 @@
 use crate::cost::memory;
 use crate::{Error, Model, Result, Task};
 use candle_nn::VarBuilder;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -36,6 +37,8 @@ pub struct Entry {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
+    /// What documents its keys, if anything does: see [`Registry::describe`].
+    pub schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     check: Box<Check>,
     build: Box<Build>,
     cost: Box<CostOf>,
@@ -66,9 +69,9 @@ impl Registry {
         let mut registry = Self::default();
         let mut add = || -> Result<()> {
             let about = "linear layers with ReLU between them";
-            registry.register("mlp", about, crate::mlp::MlpConfig::default())?;
+            registry.add("mlp", about, crate::mlp::MlpConfig::default())?;
             let about = "LSTM language model with tied embedding (AWD-LSTM)";
-            registry.register("lstm", about, crate::lstm::LstmConfig::default())?;
+            registry.add("lstm", about, crate::lstm::LstmConfig::default())?;
             crate::resnet::register(&mut registry)?;
             crate::densenet::register(&mut registry)
         };
@@ -97,6 +100,7 @@ impl Registry {
         let entry = Entry {
             name,
             about,
+            schema: None,
             check: Box::new(move |given| {
                 let config = parse_to_check(given)?;
                 if let Some(task) = config.smallest_task() {
@@ -113,6 +117,26 @@ impl Registry {
         };
         self.0.insert(name, entry);
         Ok(())
+    }
+
+    /// Says what the keys of `name` are, by the doc comments of their type: for editors and `taper keys`. A model without this is
+    /// used as any other; its keys are then known by their defaults alone.
+    pub fn describe<C: JsonSchema>(&mut self, name: &str) -> Result<()> {
+        self.get(name)?;
+        if let Some(entry) = self.0.get_mut(name) {
+            entry.schema = Some(C::json_schema);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add<C: Config + JsonSchema>(
+        &mut self,
+        name: &'static str,
+        about: &'static str,
+        base: C,
+    ) -> Result<()> {
+        self.register(name, about, base)?;
+        self.describe::<C>(name)
     }
 
     /// The model of that name, or an error with the nearest known one.

@@ -6,10 +6,11 @@ use crate::registry::{Config, Registry};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How a residual block transforms its input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
     /// Two 3×3 convolutions.
@@ -20,7 +21,7 @@ pub enum BlockKind {
 }
 
 /// How an image enters the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stem {
     /// A 3×3 convolution of stride 1, for images of 32×32.
@@ -31,16 +32,16 @@ pub enum Stem {
 }
 
 /// Configuration of a residual network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResNetConfig {
     /// Blocks of each stage. Defaults to \[2, 2, 2, 2\] (ResNet-18).
     pub num_blocks: Vec<usize>,
     /// Channels of each stage. Defaults to \[64, 128, 256, 512\]. Every stage but the first halves the image.
     pub widths: Vec<usize>,
-    /// Defaults to basic.
+    /// What a block is made of. Defaults to basic.
     pub block: BlockKind,
-    /// Defaults to cifar.
+    /// How an image enters. Defaults to cifar.
     pub stem: Stem,
     /// Whether convolutions may round more to be faster. Defaults to fast.
     pub conv: Precision,
@@ -157,24 +158,16 @@ pub(crate) fn register(registry: &mut Registry) -> Result<()> {
     use BlockKind::{Basic, Bottleneck};
     use Stem::{Cifar, Imagenet};
     let new = ResNetConfig::new;
-    registry.register("resnet", "residual network of any blocks and widths", ResNetConfig::default())?;
-    registry.register("resnet18", "ResNet-18 with the CIFAR stem", new([2, 2, 2, 2], Basic, Cifar))?;
-    registry.register("resnet34", "ResNet-34 with the CIFAR stem", new([3, 4, 6, 3], Basic, Cifar))?;
-    registry.register(
-        "resnet50",
-        "ResNet-50 with the ImageNet stem",
-        new([3, 4, 6, 3], Bottleneck, Imagenet),
-    )?;
-    registry.register(
+    registry.add("resnet", "residual network of any blocks and widths", ResNetConfig::default())?;
+    registry.add("resnet18", "ResNet-18 with the CIFAR stem", new([2, 2, 2, 2], Basic, Cifar))?;
+    registry.add("resnet34", "ResNet-34 with the CIFAR stem", new([3, 4, 6, 3], Basic, Cifar))?;
+    registry.add("resnet50", "ResNet-50 with the ImageNet stem", new([3, 4, 6, 3], Bottleneck, Imagenet))?;
+    registry.add(
         "resnet101",
         "ResNet-101 with the ImageNet stem",
         new([3, 4, 23, 3], Bottleneck, Imagenet),
     )?;
-    registry.register(
-        "resnet152",
-        "ResNet-152 with the ImageNet stem",
-        new([3, 8, 36, 3], Bottleneck, Imagenet),
-    )
+    registry.add("resnet152", "ResNet-152 with the ImageNet stem", new([3, 8, 36, 3], Bottleneck, Imagenet))
 }
 
 impl Config for ResNetConfig {

@@ -4,6 +4,7 @@ use crate::rule::{Config, Info, Reach, Reduce, Rule};
 use crate::wrapper::Wrap;
 use crate::{Error, Optim, Optimizer, Result, TensorOptim, TensorRule};
 use candle_core::Var;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -206,6 +207,8 @@ pub struct Entry {
     pub defaults: Map<String, Value>,
     /// Other names.
     pub aliases: Vec<String>,
+    /// What documents its hyperparameters, if anything does: see [`Registry::describe`].
+    pub schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     factory: Box<dyn AnyFactory>,
 }
 
@@ -339,9 +342,31 @@ impl Registry {
                 Factory::needs_loss(&factory, self, &Factory::defaults(&factory)).unwrap_or(false);
             let (aliases, factory) = (Vec::new(), Box::new(factory));
             let family = self.family.unwrap_or(Family::Other);
-            self.entries.insert(info.name, Entry { info, family, needs_loss, defaults, aliases, factory });
+            let schema = None;
+            let entry = Entry { info, family, needs_loss, defaults, aliases, schema, factory };
+            self.entries.insert(info.name, entry);
         }
         Ok(())
+    }
+
+    /// Says what the hyperparameters of `name` are, by the doc comments of their type: for editors and `taper keys`. An optimizer
+    /// without this is used as any other; its keys are then known by their defaults alone.
+    pub fn describe<C: JsonSchema>(&mut self, name: &str) -> Result<()> {
+        let name = self.get(name)?.info.name;
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.schema = Some(C::json_schema);
+        }
+        Ok(())
+    }
+
+    fn add<R: Rule<Config: JsonSchema>>(&mut self) -> Result<()> {
+        self.register::<R>()?;
+        R::names().iter().try_for_each(|(info, _)| self.describe::<R::Config>(info.name))
+    }
+
+    fn add_tensor<R: TensorRule<Config: JsonSchema>>(&mut self) -> Result<()> {
+        self.register_tensor::<R>()?;
+        R::names().iter().try_for_each(|(info, _)| self.describe::<R::Config>(info.name))
     }
 
     /// Lets `alias` stand for `name`.
@@ -395,45 +420,48 @@ impl Registry {
         let mut add = || -> Result<()> {
             use crate::rules::*;
             registry.family = Some(Family::Paper);
-            registry.register::<adabelief::AdaBeliefRule>()?;
-            registry.register::<adabound::AdaBoundRule>()?;
-            registry.register::<adadelta::AdaDeltaRule>()?;
-            registry.register::<adagd::AdaGdRule>()?;
-            registry.register::<adagrad::AdaGradRule>()?;
-            registry.register::<adam::AdamRule>()?;
-            registry.register::<aegd::AegdRule>()?;
-            registry.register::<decgd::DecGdRule>()?;
-            registry.register::<padam::PAdamRule>()?;
-            registry.register::<radam::RAdamRule>()?;
-            registry.register::<rmsprop::RmsPropRule>()?;
-            registry.register::<sgd::SgdRule>()?;
-            registry.register::<yogi::YogiRule>()?;
+            registry.add::<adabelief::AdaBeliefRule>()?;
+            registry.add::<adabound::AdaBoundRule>()?;
+            registry.add::<adadelta::AdaDeltaRule>()?;
+            registry.add::<adagd::AdaGdRule>()?;
+            registry.add::<adagrad::AdaGradRule>()?;
+            registry.add::<adam::AdamRule>()?;
+            registry.add::<aegd::AegdRule>()?;
+            registry.add::<decgd::DecGdRule>()?;
+            registry.add::<padam::PAdamRule>()?;
+            registry.add::<radam::RAdamRule>()?;
+            registry.add::<rmsprop::RmsPropRule>()?;
+            registry.add::<sgd::SgdRule>()?;
+            registry.add::<yogi::YogiRule>()?;
             registry.alias("momentum", "sgdm")?;
             registry.alias("nesterov", "nag")?;
             registry.family = Some(Family::SecondMoments);
-            registry.register_tensor::<adafactor::AdafactorRule>()?;
-            registry.register::<adamax::AdamaxRule>()?;
-            registry.register::<adan::AdanRule>()?;
-            registry.register::<ademamix::AdEmaMixRule>()?;
-            registry.register::<adopt::AdoptRule>()?;
-            registry.register::<nadam::NAdamRule>()?;
-            registry.register::<nadamw::NAdamWRule>()?;
+            registry.add_tensor::<adafactor::AdafactorRule>()?;
+            registry.add::<adamax::AdamaxRule>()?;
+            registry.add::<adan::AdanRule>()?;
+            registry.add::<ademamix::AdEmaMixRule>()?;
+            registry.add::<adopt::AdoptRule>()?;
+            registry.add::<nadam::NAdamRule>()?;
+            registry.add::<nadamw::NAdamWRule>()?;
             registry.family = Some(Family::Sign);
-            registry.register::<lion::LionRule>()?;
+            registry.add::<lion::LionRule>()?;
             registry.family = Some(Family::Matrix);
-            registry.register_tensor::<lbfgs::LbfgsRule>()?;
+            registry.add_tensor::<lbfgs::LbfgsRule>()?;
             registry.register_factory(&muon::MUON, muon::MuonFactory)?;
-            registry.register_tensor::<soap::SoapRule>()?;
+            registry.describe::<muon::MuonConfig>("muon")?;
+            registry.add_tensor::<soap::SoapRule>()?;
             registry.family = Some(Family::LayerWise);
-            registry.register_tensor::<lamb::LambRule>()?;
-            registry.register::<lars::LarsRule>()?;
+            registry.add_tensor::<lamb::LambRule>()?;
+            registry.add::<lars::LarsRule>()?;
             registry.family = Some(Family::TuningFree);
-            registry.register_tensor::<prodigy::ProdigyRule>()?;
-            registry.register::<sf_adamw::SfAdamWRule>()?;
-            registry.register::<sf_sgd::SfSgdRule>()?;
+            registry.add_tensor::<prodigy::ProdigyRule>()?;
+            registry.add::<sf_adamw::SfAdamWRule>()?;
+            registry.add::<sf_sgd::SfSgdRule>()?;
             registry.family = Some(Family::Wrapper);
             registry.register_factory(&lookahead::LOOKAHEAD, Wrap::<lookahead::Lookahead>::default())?;
+            registry.describe::<lookahead::LookaheadConfig>("lookahead")?;
             registry.register_factory(&sam::SAM, Wrap::<sam::Sam>::default())?;
+            registry.describe::<sam::SamConfig>("sam")?;
             registry.family = None;
             Ok(())
         };

@@ -1,5 +1,6 @@
 //! Schedules: what the learning rate or the momentum is multiplied by over time.
 use crate::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -11,7 +12,7 @@ use serde_json::{Map, Value};
 /// assert_eq!(schedule.factor(149, 200), 1.0);
 /// assert_eq!(schedule.factor(150, 200), 0.1);
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
     /// Always 1.
@@ -74,7 +75,7 @@ pub enum Schedule {
 }
 
 /// A part of a [`Schedule::Sequence`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
     /// How long it runs before the next takes over.
@@ -137,6 +138,13 @@ impl Schedule {
         })
     }
 
+    /// The keys of a kind with their defaults; `None` for an unknown kind.
+    pub fn defaults(kind: &str) -> Option<Map<String, Value>> {
+        let Ok(Value::Object(mut keys)) = serde_json::to_value(Self::of_kind(kind)?) else { return None };
+        keys.shift_remove("kind");
+        Some(keys)
+    }
+
     /// The kinds a recipe can name.
     pub const KINDS: [&'static str; 9] = [
         "constant",
@@ -150,8 +158,63 @@ impl Schedule {
         "sequence",
     ];
 
-    /// A schedule from a recipe's map; missing values take their defaults, unknown keys are errors.
+    /// A schedule from a recipe's map; missing values take their defaults, unknown keys are errors. Beside the keys of its kind a
+    /// map may have `warmup`: see [`Schedule::after_warmup`].
+    ///
+    /// ```
+    /// use taper_optim::Schedule;
+    /// let map = serde_json::json!({"kind": "cosine", "warmup": 5});
+    /// let schedule = Schedule::from_map(map.as_object().unwrap())?;
+    /// assert_eq!([0, 4, 5, 100].map(|t| schedule.factor(t, 100)), [0.2, 1.0, 1.0, 0.0]);
+    /// # Ok::<(), taper_optim::Error>(())
+    /// ```
     pub fn from_map(map: &Map<String, Value>) -> Result<Self> {
+        let mut own = map.clone();
+        let Some(warmup) = own.shift_remove("warmup").filter(|warmup| !warmup.is_null()) else {
+            return Self::without_warmup(&own);
+        };
+        let invalid = |key: &str, message: String| Error::Hyperparameter {
+            optimizer: "schedule".into(),
+            key: key.into(),
+            message,
+        };
+        let Some(length) = warmup.as_u64().filter(|length| *length > 0) else {
+            let message = format!("expected a whole number of at least 1, found {warmup}");
+            return Err(invalid("warmup", message));
+        };
+        Self::without_warmup(&own)?.after_warmup(length).map_err(|(key, message)| invalid(key, message))
+    }
+
+    /// The same after a rise from 0 along a line, which reaches 1 at the `length`-th step or epoch. What takes a length or the whole
+    /// run then takes what is left of it; milestones keep their times. Where that makes no sense, the key at fault and why.
+    pub fn after_warmup(self, length: u64) -> Result<Self, (&'static str, String)> {
+        let next = match self {
+            Self::Warmup { .. } => {
+                return Err(("warmup", "is for other kinds: this one has a `length`".to_owned()));
+            }
+            Self::Sequence { .. } => {
+                let message = "is for other kinds: begin the sequence with a part of kind `warmup`";
+                return Err(("warmup", message.to_owned()));
+            }
+            Self::Plateau { .. } => {
+                let message = "expected a schedule of time after it; a plateau follows a metric";
+                return Err(("warmup", message.to_owned()));
+            }
+            Self::Milestones { at, factor } => {
+                if let Some(early) = at.iter().find(|at| **at < length) {
+                    let message = format!("expected times after the warm-up of {length}, found {early}");
+                    return Err(("at", message));
+                }
+                Self::Milestones { at: at.iter().map(|at| at - length).collect(), factor }
+            }
+            other => other,
+        };
+        let rise = Part { until: length, schedule: Self::Warmup { length, start: 0.0 } };
+        // The last part runs to the end, whatever its time says.
+        Ok(Self::Sequence { parts: vec![rise, Part { until: u64::MAX, schedule: next }] })
+    }
+
+    fn without_warmup(map: &Map<String, Value>) -> Result<Self> {
         let invalid = |key: &str, message: String| Error::Hyperparameter {
             optimizer: "schedule".into(),
             key: key.into(),
@@ -164,7 +227,7 @@ impl Schedule {
         };
         let Ok(Value::Object(mut merged)) = serde_json::to_value(base) else { return Ok(Self::Constant) };
         for (key, value) in map {
-            let known = merged.keys().cloned().collect();
+            let known = merged.keys().cloned().chain(["warmup".to_owned()]).collect();
             let Some(slot) = merged.get_mut(key) else {
                 let optimizer = format!("schedule {kind}");
                 return Err(Error::UnknownHyperparameter { optimizer, key: key.clone(), known });
@@ -268,7 +331,7 @@ fn part(i: usize, value: &Value) -> Result<Value> {
 }
 
 /// What a schedule's time counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Per {
     /// Optimizer steps.
@@ -361,6 +424,13 @@ mod tests {
                 105,
                 0.5,
             ),
+            (json!({"kind": "cosine", "warmup": 10}), 4, 0.5),
+            (json!({"kind": "cosine", "warmup": 10}), 105, 0.5),
+            (json!({"kind": "constant", "warmup": 4}), 150, 1.0),
+            (json!({"kind": "milestones", "at": [100], "warmup": 4}), 1, 0.5),
+            (json!({"kind": "milestones", "at": [100], "warmup": 4}), 99, 1.0),
+            (json!({"kind": "milestones", "at": [100], "warmup": 4}), 100, 0.1),
+            (json!({"kind": "cosine", "warmup": null}), 100, 0.5),
         ];
         for (map, t, expected) in cases {
             let factor = parse(map.clone()).unwrap().factor(t, 200);
@@ -388,5 +458,15 @@ mod tests {
         assert!(message(json!({"kind": "milestones", "at": [3, 2]})).contains("ascending"));
         assert!(message(json!({"kind": "milestones", "at": "x"})).contains("at:"));
         assert!(message(json!({"kind": "warmup", "start": -1.0})).contains("at least 0"));
+        assert!(
+            message(json!({"kind": "cosine", "warmup": 0}))
+                .contains("warmup: expected a whole number of at least 1")
+        );
+        assert!(message(json!({"kind": "warmup", "warmup": 3})).contains("other kinds"));
+        assert!(
+            message(json!({"kind": "milestones", "at": [3], "warmup": 5}))
+                .contains("after the warm-up of 5, found 3")
+        );
+        assert!(message(json!({"kind": "plateau", "warmup": 5})).contains("follows a metric"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a report says, before it takes a form: Markdown, LaTeX, CSV, SVG, PNG or a page of HTML.
+//! What a report says, before it takes a form: Markdown, LaTeX, CSV, JSON, SVG, PNG or a page of HTML.
 use super::{ReportError, html};
 use std::path::Path;
 use taper_figures::plot::{Picture, Sheet};
@@ -84,6 +84,8 @@ pub enum Form {
     Latex,
     /// Every number of the tables.
     Csv,
+    /// The same, one JSON object a line.
+    Json,
     /// All pictures in one file.
     Svg,
     /// The same, drawn with the fonts of the system; with the feature `png`.
@@ -98,10 +100,11 @@ impl Form {
             Some("md") => Ok(Self::Markdown),
             Some("tex") => Ok(Self::Latex),
             Some("csv") => Ok(Self::Csv),
+            Some("jsonl") => Ok(Self::Json),
             Some("svg") => Ok(Self::Svg),
             Some("png") => Ok(Self::Png),
             _ => Err(format!(
-                "{}: expected a name that ends in .html, .md, .tex, .csv, .svg or .png",
+                "{}: expected a name that ends in .html, .md, .tex, .csv, .jsonl, .svg or .png",
                 path.display()
             )),
         }
@@ -128,7 +131,8 @@ mod png {
 #[cfg(not(feature = "png"))]
 mod png {
     pub fn ready() -> Result<(), String> {
-        Err("this taper was built without PNG: build it with `TAPER_FEATURES=png cargo xtask …`, or write .svg".into())
+        let how = taper_files::built_with("png");
+        Err(format!("this taper was built without PNG: build it with {how}, or write .svg"))
     }
 
     pub fn draw(_: &str) -> Result<Vec<u8>, String> {
@@ -144,6 +148,7 @@ impl Document {
             Form::Markdown => self.markdown(),
             Form::Latex => self.latex(),
             Form::Csv => self.data.csv(),
+            Form::Json => self.data.json_lines(),
             Form::Svg => self.sheet().svg(),
             Form::Png => return png::draw(&self.sheet().svg()).map_err(ReportError::Png),
         };

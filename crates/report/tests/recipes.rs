@@ -27,7 +27,7 @@ fn recipes() -> Vec<String> {
     }
     let mut out = Vec::new();
     walk(&root().join("recipes"), &root().join("recipes"), &mut out);
-    out.retain(|path| path != "published.yaml");
+    out.retain(|path| path.ends_with(".yaml") && path != "published.yaml");
     out.sort();
     out
 }
@@ -115,7 +115,7 @@ fn every_recipe_begins_with_what_it_is_and_its_own_command() {
         let header: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
         let commands: Vec<&str> =
             header.iter().filter_map(|line| line.strip_prefix("#   cargo xtask ")).collect();
-        let verb = if path.starts_with("sweeps/") { "sweep" } else { "train" };
+        let verb = if path.contains("sweep") { "sweep" } else { "train" };
         let [plain, overridden] = commands.as_slice() else { panic!("{path}: a command and one with --set") };
         assert_eq!(*plain, format!("{verb} recipes/{path}"));
         let set = overridden
@@ -127,7 +127,7 @@ fn every_recipe_begins_with_what_it_is_and_its_own_command() {
             .unwrap_or_else(|error| panic!("{error}"));
         // A list of all there is needs a line for each.
         let is_list = path == "sweeps/mnist-all-optimizers.yaml";
-        assert!(text.lines().count() <= 25 || is_list, "{path} is longer than a recipe needs to be");
+        assert!(text.lines().count() <= 26 || is_list, "{path} is longer than a recipe needs to be");
     }
 }
 
@@ -412,6 +412,5 @@ fn every_layer_is_used() {
             unused.retain(|layer| Path::new(file).canonicalize().ok().as_ref() != Some(layer));
         }
     }
-    unused.retain(|layer| !layer.ends_with("configs/defaults.yaml"));
     assert_eq!(unused, Vec::<PathBuf>::new());
 }

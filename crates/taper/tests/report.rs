@@ -40,7 +40,7 @@ fn the_command_says_what_it_cannot_do() {
             assert_eq!(width, 3 * 2 * 560);
         }
         (true, code) => assert!(code == Some(2) && message.contains("or write .svg"), "{message}"),
-        (false, code) => assert!(code == Some(2) && message.contains("TAPER_FEATURES=png"), "{message}"),
+        (false, code) => assert!(code == Some(2) && message.contains("--features png"), "{message}"),
     }
     let output = run(&[runs]);
     assert!(output.status.success());

@@ -201,7 +201,7 @@ fn verdicts_come_out_of_runs() {
     assert_eq!(verdict(&cells, "adam"), "differs", "it diverges");
     assert_eq!(verdict(&cells, "aegd"), "not_run");
     let missing = cells.iter().find(|cell| cell["column"] == "aegd").unwrap();
-    assert!(missing["reason"].as_str().unwrap().contains("cargo xtask data fetch cifar10"), "{missing}");
+    assert!(missing["reason"].as_str().unwrap().contains("`data fetch cifar10`"), "{missing}");
     let sgdm = &cells[0];
     assert_eq!((sgdm["published"].as_f64(), sgdm["best_on_test"]["n"].as_u64()), (Some(50.0), Some(2)));
     let margin = cells.last().unwrap();

@@ -361,9 +361,7 @@ fn processes_that_srun_starts_train_the_bytes_of_one() {
     ends_alike(by_srun(&with_mpi, "two", &["--mpi=pmix"]), "two");
 
     // A launcher that this MPI does not know starts processes that know nothing of each other.
-    for (program, reason) in
-        [(PLAIN, "TAPER_FEATURES=mpi cargo"), (&with_mpi, "srun --mpi=pmix with Open MPI")]
-    {
+    for (program, reason) in [(PLAIN, "--features mpi"), (&with_mpi, "srun --mpi=pmix with Open MPI")] {
         let output = by_srun(program, "none", &["--mpi=none"]).wait_with_output().unwrap();
         assert!(!output.status.success() && said(&output).contains(reason), "{}", said(&output));
         assert!(file("none", "recipe.yaml").is_none(), "each trained by itself");

@@ -30,6 +30,7 @@
 
 pub mod compare;
 pub mod device;
+pub mod keys;
 pub mod numeric;
 pub mod recipe;
 mod registries;

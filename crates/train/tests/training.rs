@@ -334,3 +334,27 @@ fn accumulated_windows_have_the_rate_of_their_mean_length() {
     let ((scaled, _a), (fixed, _b)) = (train_of(0.5, true), train_of(0.5 * mean, false));
     assert_eq!(weights(&scaled, 1), weights(&fixed, 1));
 }
+
+/// The loss of a first step is a line in the share that is spread over the classes, and evaluations know nothing of it.
+#[test]
+fn labels_are_smoothed_in_training_alone() {
+    let train = |smoothing: f64, mixup: f64| {
+        let set = [
+            format!("train={{steps: 1, log_every: 1, label_smoothing: {smoothing}}}"),
+            format!("data.augment.mixup={mixup}"),
+            // A step that changes no weight.
+            "optimizer.lr=1e-30".to_owned(),
+        ];
+        let (run, _folder) = train(IMAGES, &set.each_ref().map(String::as_str));
+        (values(&run, Split::Train, "loss")[0], values(&run, Split::Test, "loss")[0])
+    };
+    for mixup in [0.0, 0.4] {
+        let [(none, test), (little, _), (more, same)] = [0.0, 0.25, 0.5].map(|share| train(share, mixup));
+        assert!((none - little).abs() > 1e-3, "{none} {little}");
+        // Sums of f32, each rounded a few times.
+        assert!((little - (none + more) / 2.0).abs() < 1e-6 * none, "{none} {little} {more}");
+        assert_eq!(test, same);
+    }
+    assert!(refused(TEXT, &["train.label_smoothing=0.1"]).contains("classes of images"));
+    assert!(refused(IMAGES, &["train.label_smoothing=1.0"]).contains("less than 1"));
+}

@@ -167,8 +167,13 @@ pub fn fetch(
     use std::process::{Command, Stdio};
     let failed = |message: String| DataError::Hub { url: spec.hub.id.into(), message };
     let Some(program) = &access.program else {
-        let advice = format!("`cargo xtask data fetch {}` builds one that can", spec.name);
-        return Err(failed(format!("this build cannot download (it lacks the feature `hub`): {advice}")));
+        let advice = match taper_files::program() {
+            "taper" => taper_files::built_with("hub"),
+            program => format!("`{program} data fetch {}`", spec.name),
+        };
+        let message =
+            format!("this build cannot download (it lacks the feature `hub`): {advice} builds one that can");
+        return Err(failed(message));
     };
     let mut command = Command::new(program);
     command.args(["data", "fetch", spec.name, "--revision", revision.unwrap_or(spec.hub.revision)]);

@@ -1,4 +1,5 @@
 //! Penn Treebank, words.
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -38,7 +39,7 @@ static SPEC: Spec = Spec {
     embedded: &[],
 };
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     verify: bool,
@@ -68,6 +69,10 @@ impl Dataset for Ptb {
 
     fn files(&self) -> Option<&'static Spec> {
         Some(&SPEC)
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn kind(&self) -> Option<Kind> {

@@ -4,6 +4,7 @@
 //! With `difficulty` the stripes turn, the colours become the sample's own and noise covers the picture: an easy set can
 //! be told by its colours, a hard one only by the direction of what is under the noise.
 use rayon::prelude::*;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 use taper_random::Rng;
@@ -15,7 +16,7 @@ use crate::{Data, DataError, Images, Loaded, Normalize, Provenance, Search, Shap
 /// Striped images of adjustable difficulty.
 pub struct SyntheticImages;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     seed: u64,
@@ -54,6 +55,10 @@ impl Dataset for SyntheticImages {
                 option("test", "2000", "images to report on"),
             ],
         }
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn kind(&self) -> Option<Kind> {

@@ -3,6 +3,7 @@
 //! A Markov source over `vocab` words. In every state exactly `branching` words can follow, with the same probabilities
 //! p_1 ≥ p_2 ≥ … in every state; which word has which probability depends on the state through seeded permutations. The
 //! entropy of the next word given the past is therefore H(p) in every state, and so is the entropy rate: no estimate.
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 use taper_random::Rng;
@@ -14,7 +15,7 @@ use crate::{Data, DataError, Loaded, Provenance, Search, Text};
 /// A seeded Markov source.
 pub struct SyntheticText;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     seed: u64,
@@ -56,6 +57,10 @@ impl Dataset for SyntheticText {
                 option("test", "20000", "words to report on"),
             ],
         }
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn kind(&self) -> Option<Kind> {

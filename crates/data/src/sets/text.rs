@@ -1,6 +1,7 @@
 //! Any UTF-8 text files, as words.
 use std::path::{Path, PathBuf};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use taper_files::sha256_file;
 /// Text files of the user's own.
 pub struct TextFiles;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     train: Paths,
@@ -37,7 +38,7 @@ impl Options {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(untagged, expecting = "expected a path or a list of paths")]
 enum Paths {
     One(PathBuf),
@@ -83,6 +84,10 @@ impl Dataset for TextFiles {
                 option("max_vocab", "null", "at most this many words, with <unk> and <eos>"),
             ],
         }
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn kind(&self) -> Option<Kind> {

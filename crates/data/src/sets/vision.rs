@@ -1,6 +1,7 @@
 //! MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100.
 use std::path::{Path, PathBuf};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -28,7 +29,7 @@ pub struct Vision {
 /// CIFAR-100's coarse classes.
 const COARSE: usize = 20;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     verify: bool,
@@ -36,7 +37,7 @@ struct Options {
     labels: Labels,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Labels {
     Fine,
@@ -256,6 +257,10 @@ impl Dataset for &'static Vision {
 
     fn files(&self) -> Option<&'static Spec> {
         Some(&self.spec)
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn kind(&self) -> Option<Kind> {

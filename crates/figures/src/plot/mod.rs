@@ -1,4 +1,4 @@
-//! Pictures as SVG: line charts with bands and heat maps, alone in a file or inside a page.
+//! Pictures as SVG: line charts with bands and heat maps, alone in a file or inside a page; a line in a terminal.
 //!
 //! What a series looks like (colour, dashes, marks) is its style, a small number; the style sheet `style.css` gives it
 //! colours that stay apart for colour-blind readers, on white, on black and in print. Equal pictures are equal bytes.
@@ -9,6 +9,7 @@ mod heat;
 #[cfg(feature = "png")]
 pub mod png;
 mod sheet;
+mod terminal;
 
 pub use axis::Scale;
 pub use axis::{exact, short, told_apart};
@@ -16,6 +17,7 @@ pub use chart::{Chart, Hover, Marks, Series};
 pub use dots::Dots;
 pub use heat::{Cell, Heat};
 pub use sheet::{Sheet, swatch};
+pub use terminal::braille;
 
 /// The style sheet of all pictures; a page that holds some needs it once.
 pub const STYLE: &str = include_str!("style.css");

@@ -6,6 +6,7 @@ use crate::kernels::{Buf, Real};
 use crate::{Error, Result, op_span};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +14,7 @@ const OP: &str = "batch_norm";
 const JOINED: &str = "batch_norm_features";
 
 /// Initial scales of a batch normalisation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScaleInit {
     /// Ones: PyTorch 1.2 and later.

@@ -6,13 +6,14 @@ use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
 use crate::{Error, Result, op_span};
 use candle_core::Tensor;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 const OP: &str = "conv2d";
 
 /// How closely a convolution follows the sum that defines it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// As close as a plain sum in the element type: Winograd F(2×2, 3×3) or a gemm.

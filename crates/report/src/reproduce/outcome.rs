@@ -113,7 +113,7 @@ fn brief(message: &str, recipe: &Recipe) -> String {
     let line = message.lines().next().unwrap_or_default().trim_start_matches("error: ");
     match &recipe.data {
         Some(data) if line.contains("was not found") => {
-            format!("no data: cargo xtask data fetch {0}, or --data with a folder that holds {0}", data.name)
+            format!("no data: `data fetch {0}` gets it, or --data with a folder that holds {0}", data.name)
         }
         _ => line.to_owned(),
     }

@@ -3,20 +3,24 @@ mod bench;
 mod compare;
 mod completions;
 mod data;
+mod init;
+mod keys;
 mod optimizers;
 mod picture;
 mod plan;
 mod ranks;
+mod recipes;
 mod replay;
 mod report;
 mod reproduce;
+mod schema;
 mod signals;
 mod sweep;
 mod train;
 mod verify;
 
 use crate::log;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,7 +33,7 @@ use taper_train::run::RunError;
 
 /// Trains networks from recipes, to the bit the same every time.
 #[derive(Parser)]
-#[command(name = "taper", bin_name = "cargo xtask", version, arg_required_else_help = true, after_help = VARIABLES)]
+#[command(name = "taper", version, arg_required_else_help = true, after_help = VARIABLES)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -92,6 +96,10 @@ enum Command {
     Train(train::Args),
     Plan(plan::Args),
     Sweep(sweep::Args),
+    Init(init::Args),
+    Recipes(recipes::Args),
+    Keys(keys::Args),
+    Schema(schema::Args),
     Optimizers(optimizers::Args),
     Replay(replay::Args),
     Compare(compare::Args),
@@ -195,9 +203,24 @@ fn print(result: &(impl std::fmt::Display + serde::Serialize), json: bool) -> Re
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
+/// The command under the name that it was started by, in its help and in all examples.
+fn named(command: clap::Command, program: &'static str) -> clap::Command {
+    fn examples(mut command: clap::Command, program: &str) -> clap::Command {
+        if let Some(about) = command.get_long_about().map(|about| about.to_string()) {
+            command = command.long_about(about.replace("cargo xtask ", &format!("{program} ")));
+        }
+        let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
+        names.iter().fold(command, |command, name| command.mut_subcommand(name, |one| examples(one, program)))
+    }
+    examples(command.bin_name(program), program)
+}
+
 /// Does what the command line says, with the names of these registries.
 pub fn main(registries: &Registries) -> ExitCode {
-    let args = Args::parse();
+    taper_files::set_program(std::env::var("TAPER_STARTED_BY").unwrap_or_else(|_| "taper".into()));
+    let matches = named(Args::command(), taper_files::program()).get_matches();
+    // What was declared is what was matched.
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     if !args.command.profiles() {
         log::to_stderr(if args.command.follows() { tracing::Level::ERROR } else { args.common.level() });
     }
@@ -221,6 +244,10 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Train(command) => train::run(&command, &args.common, registries),
         Command::Plan(command) => plan::run(&command, &args.common, registries),
         Command::Sweep(command) => sweep::run(&command, &args.common, registries),
+        Command::Init(command) => init::run(&command, registries),
+        Command::Recipes(command) => recipes::run(&command, registries),
+        Command::Keys(command) => keys::run(&command, registries),
+        Command::Schema(_) => schema::run(registries),
         Command::Optimizers(command) => optimizers::run(&command, registries),
         Command::Replay(command) => replay::run(&command, registries),
         Command::Compare(command) => compare::run(&command, registries),

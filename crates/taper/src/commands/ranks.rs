@@ -152,8 +152,9 @@ fn by_mpi(launched: usize, limit: Duration) -> Result<Team, Failure> {
 fn by_mpi(launched: usize, _: Duration) -> Result<Team, Failure> {
     Err(Failure::usage(format!(
         "error: {launched} processes were started together, by mpirun or srun, and taper was built without MPI: build it with \
-         `TAPER_FEATURES=mpi cargo xtask train …` (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one \
-         machine. With --ranks 1 each of them trains by itself"
+         {} (needs libopenmpi-dev or libmpich-dev, and libclang-dev), or use --ranks R on one \
+         machine. With --ranks 1 each of them trains by itself",
+        taper_files::built_with("mpi")
     )))
 }
 

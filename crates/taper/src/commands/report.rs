@@ -11,24 +11,28 @@ use taper_report::Form;
 ///   cargo xtask report runs
 ///   cargo xtask report runs --out report.html
 ///   cargo xtask report runs/mnist-mlp-* --out tables.tex
-///   TAPER_FEATURES=png cargo xtask report runs --out figures.png
+///   cargo xtask report runs --out figures.svg
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
     /// Folders of runs, or runs
     #[arg(required = true, value_name = "DIR")]
     folders: Vec<PathBuf>,
-    /// Where to write; the ending says what: .html (a page), .md, .tex (booktabs), .csv (every number), .svg or
-    /// .png (pictures)
+    /// Where to write; the ending says what: .html (a page), .md, .tex (booktabs), .csv or .jsonl (every number), .svg
+    /// or .png (pictures)
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// The title
     #[arg(long, default_value = "Report")]
     title: String,
+    /// Every number of the tables on standard output, one JSON object a line, in place of the tables
+    #[arg(long, conflicts_with = "out")]
+    json: bool,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let form = args.out.as_deref().map_or(Ok(Form::Markdown), form)?;
+    let alone = if args.json { Form::Json } else { Form::Markdown };
+    let form = args.out.as_deref().map_or(Ok(alone), form)?;
     let runs = taper_report::load(&args.folders).map_err(|e| Failure::usage(format!("error: {e}")))?;
     runs.problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
     write(&taper_report::document(&args.title, &runs), form, args.out.as_deref())

@@ -47,8 +47,8 @@ pub struct Args {
     /// Says what would be run, and runs nothing
     #[arg(long)]
     dry_run: bool,
-    /// The folder with published.yaml and the recipes it names
-    #[arg(long, value_name = "DIR", default_value = "recipes")]
+    /// The folder with published.yaml and the recipes it names [default: those inside this program]
+    #[arg(long, value_name = "DIR", default_value = "taper:recipes", hide_default_value = true)]
     recipes: PathBuf,
 }
 

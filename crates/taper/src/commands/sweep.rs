@@ -227,7 +227,8 @@ fn submit(
     if ranks > 1 && !cfg!(feature = "mpi") && !args.dry_run {
         let message = format!(
             "the processes of a run that srun starts talk over MPI, and this taper was built without it: build it with \
-             `TAPER_FEATURES=mpi cargo xtask sweep …`, or submit with 1 in place of {ranks}"
+             {}, or submit with 1 in place of {ranks}",
+            taper_files::built_with("mpi")
         );
         return Err(recipe.error_at("cluster.ranks", message).into());
     }

@@ -40,6 +40,9 @@ pub struct Args {
     /// Goes on with other kernels or on another device than the run began with; the result then says that it is mixed
     #[arg(long)]
     allow_mixed: bool,
+    /// Prints one JSON object a run in place of its folder: folder, id, seconds and summary
+    #[arg(long)]
+    json: bool,
     /// Waits where another process is at work on a run, rather than to fail
     #[arg(long)]
     wait: bool,
@@ -103,8 +106,11 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
             continue;
         }
         report(path, &outcomes, args, speaks)?;
-        for (_, outcome) in &outcomes {
-            printed = printed.and(print_path(&outcome.folder));
+        for (one, (_, outcome)) in recipe.runs().iter().zip(&outcomes) {
+            printed = printed.and(match args.json {
+                true => print_json(one, outcome),
+                false => print_path(&outcome.folder),
+            });
         }
     }
     if let (Some(profile), Some(trace)) = (profile, &args.profile) {
@@ -114,6 +120,18 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
         _ => Ok(()),
     }
+}
+
+/// What a run came to, as one line.
+fn print_json(recipe: &Recipe, outcome: &Outcome) -> std::io::Result<()> {
+    let line = serde_json::json!({
+        "folder": outcome.folder.to_string_lossy(),
+        "id": recipe.id(),
+        "settings": recipe.varied().iter().cloned().collect::<serde_json::Map<_, _>>(),
+        "seconds": outcome.seconds,
+        "summary": outcome.summary,
+    });
+    writeln!(std::io::stdout(), "{line}")
 }
 
 /// A recipe that a sweep resolved: what the environment said then is in it, and what it says now is not asked.

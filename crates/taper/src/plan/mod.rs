@@ -1,9 +1,11 @@
 //! What a recipe comes to before it is trained: its parameters by group, its runs, and what they will cost by a short
 //! probe of the real thing.
+mod curve;
 mod probe;
 mod stand_in;
 mod text;
 
+pub use curve::{Curve, picture};
 pub use probe::Probe;
 
 use serde::Serialize;
@@ -28,6 +30,8 @@ pub struct Plan {
     pub runs: Vec<Planned>,
     /// The different networks and optimizers among them.
     pub kinds: Vec<Kind>,
+    /// How rates and momenta move, those that move alike once.
+    pub schedules: Vec<Curve>,
     /// What the recipe says to no effect, shown where it says so.
     pub warnings: Vec<String>,
     /// Reasons to doubt a comparison of these runs.
@@ -61,8 +65,8 @@ pub struct Shared {
 pub struct Setting {
     /// Dotted key.
     pub path: String,
-    /// The value as YAML.
-    pub value: String,
+    /// The value.
+    pub value: Value,
     /// File, line and column, `--set`, `environment` or a default.
     pub from: String,
 }
@@ -177,7 +181,14 @@ impl Plan {
                 kind,
             });
         }
-        let setting = |(path, value, from)| Setting { path, value, from };
+        let value =
+            |path: &str| recipe.runs().first().and_then(|run| run.value(path)).cloned().unwrap_or_default();
+        let setting = |(path, _, from): (String, _, _)| Setting { value: value(&path), path, from };
+        let lengths = sweep.runs().iter().zip(&runs).map(|(run, planned): (_, &Planned)| {
+            let Kind { epochs, steps, .. } = kinds[planned.kind];
+            (&run.recipe, epochs, steps)
+        });
+        let schedules = curve::curves(lengths);
         let mut findings = lint::recipes(std::slice::from_ref(recipe));
         findings.extend(lint::results(&sweep.cells()));
         Ok(Self {
@@ -186,6 +197,7 @@ impl Plan {
             recipe: recipe.clone(),
             runs,
             kinds,
+            schedules,
             warnings,
             findings,
             shared: None,

@@ -21,12 +21,24 @@ impl fmt::Display for Plan {
                 write_shared(f, shared)?;
             }
         }
+        if !self.schedules.is_empty() {
+            writeln!(f)?;
+        }
+        for curve in self.schedules.iter().take(DRAWN) {
+            write!(f, "{curve}")?;
+        }
+        if let more @ 1.. = self.schedules.len().saturating_sub(DRAWN) {
+            writeln!(f, "  … and {more} more schedules; --out FILE.svg draws them all")?;
+        }
         match &self.estimate {
             Some(estimate) => write_estimate(f, self, estimate),
             None => Ok(()),
         }
     }
 }
+
+/// So many schedules are drawn.
+const DRAWN: usize = 3;
 
 fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Result {
     let Kind { model, optimizer, .. } = kind;
@@ -37,7 +49,8 @@ fn write_kind(f: &mut fmt::Formatter<'_>, kind: &Kind, runs: usize) -> fmt::Resu
         write_group(f, group)?;
     }
     if let Some(stand_in) = &kind.stand_in {
-        writeln!(f, "  the data is not here (`cargo xtask data fetch` gets it): {stand_in} in its place")?;
+        let program = taper_files::program();
+        writeln!(f, "  the data is not here (`{program} data fetch` gets it): {stand_in} in its place")?;
     }
     if let Some(probe) = &kind.probe {
         let (step, run) = (duration(probe.step_seconds), duration(probe.run_seconds));

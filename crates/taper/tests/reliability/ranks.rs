@@ -248,7 +248,7 @@ fn processes_of_a_launcher_are_refused_without_mpi_unless_each_is_to_be_alone() 
         assert_eq!(output.status.code(), Some(2), "{size}");
         let said = message(&output);
         assert!(
-            said.contains("2 processes were started together") && said.contains("TAPER_FEATURES=mpi cargo"),
+            said.contains("2 processes were started together") && said.contains("--features mpi"),
             "{said}"
         );
         assert!(MLP.find(folder.path()).is_none());

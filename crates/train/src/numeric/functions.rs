@@ -1,10 +1,11 @@
 //! The functions, with gradients by hand.
 use super::{Config, Function};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Extended Powell singular function, minimum 0 at the origin:
 /// Σ (a + 10b)² + 5(c - d)² + (b - 2c)⁴ + 10(a - d)⁴ over blocks (a, b, c, d).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Powell {
     /// Number of variables, a multiple of 4. Defaults to 100, as in the DecGD paper.
@@ -45,7 +46,7 @@ impl Config for Powell {
 }
 
 /// Which form of the Rosenbrock function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
     /// As the DecGD paper prints it: the second variable of a pair is drawn to 1. Minima at (±1, 1).
@@ -57,7 +58,7 @@ pub enum Variant {
 
 /// Extended Rosenbrock function, minimum 0: Σ 100(a² - b)² + (b - 1)² over pairs (a, b), or (a - 1)² in the usual
 /// form.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rosenbrock {
     /// Number of variables, a multiple of 2. Defaults to 1000, as in the DecGD paper.
@@ -103,7 +104,7 @@ impl Config for Rosenbrock {
 }
 
 /// ½ Σ λ_i x_i² with λ_i = condition^(i/(n-1)), i from 0: minimum 0 at the origin.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quadratic {
     /// Number of variables. Defaults to 100.

@@ -16,6 +16,7 @@ mod functions;
 pub use functions::{Powell, Quadratic, Rosenbrock, Variant};
 
 use crate::recipe::{Map, SectionError, in_words};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -42,6 +43,8 @@ pub struct Problem {
     pub name: &'static str,
     /// One line about it.
     pub about: &'static str,
+    /// What documents its keys, if anything does.
+    pub schema: Option<fn(&mut SchemaGenerator) -> Schema>,
     build: fn(&str, &Map) -> Result<Built, SectionError>,
 }
 
@@ -56,15 +59,15 @@ impl Problems {
     /// The functions that come with Taper.
     pub fn builtin() -> Self {
         let mut all = Self::default();
-        all.add::<Powell>(
+        all.add_described::<Powell>(
             "powell",
             "extended Powell singular function: convex, its Hessian singular at the minimum",
         );
-        all.add::<Rosenbrock>(
+        all.add_described::<Rosenbrock>(
             "rosenbrock",
             "extended Rosenbrock function: a curved valley in every pair of variables",
         );
-        all.add::<Quadratic>(
+        all.add_described::<Quadratic>(
             "quadratic",
             "½ Σ λ x² with λ spread evenly, on a log scale, from 1 to `condition`",
         );
@@ -72,7 +75,13 @@ impl Problems {
     }
 
     fn add<C: Config>(&mut self, name: &'static str, about: &'static str) {
-        self.0.insert(name, Problem { name, about, build: build::<C> });
+        self.0.insert(name, Problem { name, about, schema: None, build: build::<C> });
+    }
+
+    fn add_described<C: Config + JsonSchema>(&mut self, name: &'static str, about: &'static str) {
+        let (schema, build): (Option<fn(&mut SchemaGenerator) -> Schema>, _) =
+            (Some(C::json_schema), build::<C>);
+        self.0.insert(name, Problem { name, about, schema, build });
     }
 
     /// Adds a function under a new name; a taken one is an error.

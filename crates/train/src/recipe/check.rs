@@ -6,7 +6,8 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
-use super::schema::{Augment, Average, Cluster, Data, Group, Map, Optimizer, Select, Spec};
+use super::range::{self, Range};
+use super::schema::{self, Augment, Cluster, Data, Group, Map, Optimizer, Select, Spec};
 use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
@@ -172,15 +173,20 @@ fn groups(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<
     Ok(())
 }
 
-/// The hyperparameters whose meaning, and so whose range, is the same for all optimizers.
+/// The range of a hyperparameter whose meaning is the same for all optimizers.
+pub(crate) fn common_range(key: &str) -> Option<Range> {
+    let zero = Some(0.0);
+    Some(match key {
+        "lr" => Range { above: zero, ..Range::default() },
+        "momentum" | "beta1" | "beta2" => Range { min: zero, below: Some(1.0), ..Range::default() },
+        "weight_decay" | "eps" => Range { min: zero, ..Range::default() },
+        _ => return None,
+    })
+}
+
 fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> {
     for (key, value) in hyper {
-        let (fits, range): (fn(f64) -> bool, _) = match key.as_str() {
-            "lr" => (|x| x > 0.0, "greater than 0"),
-            "momentum" | "beta1" | "beta2" => (|x| (0.0..1.0).contains(&x), "at least 0 and less than 1"),
-            "weight_decay" | "eps" => (|x| x >= 0.0, "at least 0"),
-            _ => continue,
-        };
+        let Some(range) = common_range(key) else { continue };
         let path = path.key(key);
         let Some(number) = value.as_f64() else {
             if value.is_null() {
@@ -196,7 +202,7 @@ fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> 
             )
             .at_opt(layers.place(&path)));
         };
-        if !fits(number) {
+        if !range.takes(number) {
             return Err(RecipeError::new(ErrorKind::Value, format!("{path} must be {range}, found {value}"))
                 .at_opt(layers.place(&path)));
         }
@@ -204,7 +210,17 @@ fn ranges(hyper: &Map, path: &Path, layers: &Layers) -> Result<(), RecipeError> 
     Ok(())
 }
 
-/// Ranges of the fixed sections, and values that contradict each other.
+/// The numbers of the fixed sections against the ranges that the schema states.
+pub(super) fn in_range(recipe: &Value, layers: &Layers) -> Result<(), RecipeError> {
+    match range::outside(schema::fixed(), recipe, &Path::default()) {
+        Some((path, range, found)) => {
+            Err(Checks { layers }.fail(&path, format!("{path} must be {range}, found {found}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Values that contradict each other, and texts.
 pub(super) fn check(spec: &Spec, layers: &Layers, sections: &dyn Sections) -> Result<(), RecipeError> {
     let checks = Checks { layers };
     checks.name(&spec.name)?;
@@ -273,14 +289,6 @@ impl Checks<'_> {
         }
     }
 
-    fn at_least_one(&self, path: &str, value: Option<u64>) -> Result<(), RecipeError> {
-        value.map_or(Ok(()), |value| self.demand(value >= 1, path, "at least 1", value))
-    }
-
-    fn positive(&self, path: &str, value: Option<f64>) -> Result<(), RecipeError> {
-        value.map_or(Ok(()), |value| self.demand(value > 0.0, path, "greater than 0", value))
-    }
-
     /// These become lines of a script: each is one word of the kind that is meant, or one option.
     fn cluster(&self, cluster: &Cluster) -> Result<(), RecipeError> {
         let letters = |text: &str, more: &str| {
@@ -307,8 +315,6 @@ impl Checks<'_> {
         word("memory", &cluster.memory, &memory, "a number of megabytes, or one with K, M, G or T")?;
         word("gpus", &cluster.gpus, &gpus, "a number, or `type:number`")?;
         word("mpi", &cluster.mpi, &|text| letters(text, "_"), "a name that `srun --mpi=list` shows")?;
-        self.at_least_one("cluster.cpus", cluster.cpus)?;
-        self.at_least_one("cluster.ranks", cluster.ranks)?;
         for (index, option) in cluster.extra.iter().enumerate() {
             let path = Path::parse("cluster.extra").index(index);
             let key = option.strip_prefix("--").and_then(|rest| rest.split('=').next()).unwrap_or_default();
@@ -358,10 +364,7 @@ impl Checks<'_> {
     }
 
     fn data(&self, data: &Data) -> Result<(), RecipeError> {
-        self.at_least_one("data.batch_size", Some(data.batch_size as u64))?;
-        self.at_least_one("data.eval_batch_size", Some(data.eval_batch_size as u64))?;
         let augment = &data.augment;
-        self.demand(augment.mixup >= 0.0, "data.augment.mixup", "at least 0", augment.mixup)?;
         let Some(normalize) = &augment.normalize else { return Ok(()) };
         self.demand(
             !normalize.mean.is_empty(),
@@ -375,9 +378,6 @@ impl Checks<'_> {
             &format!("as long as mean ({})", normalize.mean.len()),
             normalize.std.len(),
         )?;
-        for (index, std) in normalize.std.iter().enumerate() {
-            self.positive(&format!("data.augment.normalize.std[{index}]"), Some(*std))?;
-        }
         Ok(())
     }
 
@@ -406,6 +406,9 @@ impl Checks<'_> {
         if let Some((key, _)) = images_only.iter().find(|(_, set)| *set) {
             return Err(self.unused(&format!("data.augment.{key}"), "text is not augmented"));
         }
+        if spec.train.label_smoothing > 0.0 {
+            return Err(self.unused("train.label_smoothing", "it is for classes of images"));
+        }
         if data.val.is_some() {
             return Err(self.unused("data.val", "text brings a validation set of its own"));
         }
@@ -426,8 +429,8 @@ impl Checks<'_> {
         let schedule = &spec.schedule;
         let per_epoch = schedule.config.get("per").is_none_or(|per| per == "epoch");
         let moves = |kind: &str| !matches!(kind, "constant" | "plateau");
-        let momentum = schedule.config.get("momentum").is_some();
-        if spec.problem.is_some() && per_epoch && (moves(&schedule.kind) || momentum) {
+        let more = ["momentum", "warmup"].iter().any(|key| schedule.config.contains_key(*key));
+        if spec.problem.is_some() && per_epoch && (moves(&schedule.kind) || more) {
             let message = "a problem has no epochs: a schedule of them would stand still";
             return Err(self
                 .fail(&Path::parse("schedule.kind"), message.to_owned())
@@ -450,6 +453,9 @@ impl Checks<'_> {
                     "expected `train.epochs` or `train.steps`, found both".to_owned(),
                 ));
             }
+            _ if spec.problem.is_some() && train.label_smoothing > 0.0 => {
+                return Err(self.unused("train.label_smoothing", "a problem has no labels"));
+            }
             (Some(_), None) if spec.problem.is_some() => {
                 return Err(self.fail(
                     &Path::parse("train.epochs"),
@@ -458,41 +464,20 @@ impl Checks<'_> {
             }
             _ => {}
         }
-        self.at_least_one("train.epochs", train.epochs)?;
-        self.at_least_one("train.steps", train.steps)?;
-        self.at_least_one("train.eval_every", train.eval_every)?;
-        self.at_least_one("train.accumulate", Some(train.accumulate))?;
         self.shards(spec)?;
-        self.positive("train.clip_norm", train.clip_norm)?;
-        self.positive("train.clip_value", train.clip_value)?;
-        self.positive("train.budget.seconds", train.budget.seconds)?;
-        self.at_least_one("train.budget.steps", train.budget.steps)?;
         let checkpoint = &train.checkpoint;
-        self.at_least_one("train.checkpoint.keep", Some(checkpoint.keep))?;
-        self.at_least_one("train.checkpoint.every_epochs", checkpoint.every_epochs)?;
-        self.at_least_one("train.checkpoint.every_steps", checkpoint.every_steps)?;
         if checkpoint.every_epochs.is_some() && checkpoint.every_steps.is_some() {
             let path = Path::parse("train.checkpoint.every_steps");
             return Err(self.fail(&path, "expected `every_epochs` or `every_steps`, found both".to_owned()));
         }
-        if let Some(stop) = &train.early_stop {
-            self.at_least_one("train.early_stop.patience", Some(stop.patience))?;
-            self.demand(stop.min_delta >= 0.0, "train.early_stop.min_delta", "at least 0", stop.min_delta)?;
-            if train.select == Select::Last {
-                let message = "early_stop watches a set: give `train.select: val` (or test)".to_owned();
-                return Err(self.fail(&Path::parse("train.early_stop"), message));
-            }
+        if train.early_stop.is_some() && train.select == Select::Last {
+            let message = "early_stop watches a set: give `train.select: val` (or test)".to_owned();
+            return Err(self.fail(&Path::parse("train.early_stop"), message));
         }
         for (index, pattern) in train.freeze.iter().enumerate() {
             self.pattern(&Path::parse("train.freeze").index(index), pattern)?;
         }
-        self.average(&train.average)?;
-        if let Some(bptt) = &train.bptt {
-            self.at_least_one("train.bptt.length", Some(bptt.length as u64))?;
-            self.at_least_one("train.bptt.min", Some(bptt.min as u64))?;
-            self.demand((0.0..=1.0).contains(&bptt.half), "train.bptt.half", "between 0 and 1", bptt.half)?;
-            self.demand(bptt.std >= 0.0, "train.bptt.std", "at least 0", bptt.std)?;
-        } else if train.scale_lr_by_length {
+        if train.bptt.is_none() && train.scale_lr_by_length {
             let message = "scale_lr_by_length needs `train.bptt`".to_owned();
             return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));
         }
@@ -501,7 +486,6 @@ impl Checks<'_> {
 
     fn shards(&self, spec: &Spec) -> Result<(), RecipeError> {
         let shards = spec.train.shards;
-        self.at_least_one("train.shards", Some(shards as u64))?;
         let path = Path::parse("train.shards");
         match &spec.data {
             _ if shards == 1 => Ok(()),
@@ -514,24 +498,6 @@ impl Checks<'_> {
                 Err(self.fail(&path, message))
             }
             Some(_) => Ok(()),
-        }
-    }
-
-    fn average(&self, average: &Average) -> Result<(), RecipeError> {
-        match average {
-            Average::None => Ok(()),
-            Average::Ema { decay, .. } => self.demand(
-                (0.0..1.0).contains(decay),
-                "train.average.decay",
-                "at least 0 and less than 1",
-                decay,
-            ),
-            Average::Swa { every, .. } => self.at_least_one("train.average.every", Some(*every)),
-            Average::Asgd { window, lambd, alpha, .. } => {
-                self.at_least_one("train.average.window", Some(*window))?;
-                self.demand(*lambd >= 0.0, "train.average.lambd", "at least 0", lambd)?;
-                self.demand(*alpha >= 0.0, "train.average.alpha", "at least 0", alpha)
-            }
         }
     }
 

@@ -18,9 +18,10 @@ use config::{Config, Map as ConfigMap, Source as ConfigSource, Value as ConfigVa
 use serde_json::{Number, Value};
 
 use super::error::{ErrorKind, RecipeError};
+use super::inside;
 use super::path::{Path, Step};
 use super::schema::SECTIONS;
-use super::source::{Origin, Source, Span, tidy};
+use super::source::{Origin, Source, Span};
 use super::yaml::{self, Entry, Kind, Node};
 
 /// Sections that start anew when their tag changes.
@@ -98,6 +99,14 @@ impl Layers {
                 _ => &node.span,
             })
         })
+    }
+
+    /// The folder of the file that a value came from; none for what no file says.
+    pub fn folder(&self, path: &Path) -> Option<&FilePath> {
+        let (_, node) = self.find(path)?;
+        let source = &node.span.source;
+        let label = FilePath::new(&source.label);
+        (source.origin == Origin::File && inside::read(label).is_none()).then(|| label.parent()).flatten()
     }
 
     /// The place of the key at `path`.
@@ -220,8 +229,14 @@ fn from_config(value: ConfigValue, nodes: &[&Node]) -> Value {
 
 /// The built-in defaults.
 pub(super) fn defaults() -> Result<Node, RecipeError> {
-    let text = include_str!("../../../../configs/defaults.yaml");
-    yaml::parse(&Source::new(Origin::Defaults, "built-in configs/defaults.yaml", text))
+    let text = include_str!("defaults.yaml");
+    yaml::parse(&Source::new(Origin::Defaults, "built-in defaults", text))
+}
+
+/// The built-in defaults as a value.
+pub(crate) fn built_in() -> Value {
+    // They can be read, or no recipe could.
+    defaults().map(|layer| layer.value()).unwrap_or_default()
 }
 
 /// A recipe given as text; paths in its `extends` are relative to the working directory.
@@ -249,7 +264,7 @@ struct Reader {
 
 impl Reader {
     fn open(&mut self, path: &FilePath, source: &Arc<Source>) -> Result<(), RecipeError> {
-        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let real = real(path).unwrap_or_else(|_| path.to_owned());
         self.open.push((real.clone(), source.label.clone()));
         self.add(source, path.parent().unwrap_or(FilePath::new("")))?;
         self.open.pop();
@@ -276,7 +291,7 @@ impl Reader {
     }
 
     fn extend(&mut self, (span, name): (Span, String), folder: &FilePath) -> Result<(), RecipeError> {
-        let path = tidy(&folder.join(&name));
+        let path = inside::join(folder, &name);
         let report = |message: String| {
             let report = RecipeError::new(ErrorKind::Extends, message).at(&span);
             self.open
@@ -285,7 +300,7 @@ impl Reader {
                 .skip(1)
                 .fold(report, |report, (_, label)| report.note(format!("extended by {label}")))
         };
-        let real = path.canonicalize().map_err(|error| match error.kind() {
+        let real = real(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => report(format!("layer `{}` does not exist", path.display())),
             _ => report(format!("cannot read layer `{}`: {error}", path.display())),
         })?;
@@ -305,6 +320,15 @@ impl Reader {
         }
         let source = Source::read(&path).map_err(|error| report(error.message().to_owned()))?;
         self.open(&path, &source)
+    }
+}
+
+/// By what a file is known that several paths lead to.
+fn real(path: &FilePath) -> std::io::Result<PathBuf> {
+    match inside::read(path) {
+        Some(Some(_)) => Ok(path.to_owned()),
+        Some(None) => Err(std::io::ErrorKind::NotFound.into()),
+        None => path.canonicalize(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Recipes: what to train, in YAML.
 //!
-//! A recipe is layered, lowest first, by the `config` crate: the built-in defaults (`configs/defaults.yaml`), the
-//! layers named in `extends` (paths relative to the file that names them), the recipe itself, the environment
+//! A recipe is layered, lowest first, by the `config` crate: the built-in defaults (`defaults.yaml`), the
+//! layers named in `extends` (paths relative to the file that names them, or `taper:configs/…` inside the program), the recipe itself, the environment
 //! (`TAPER__TRAIN__EPOCHS=5`) and `--set train.epochs=5`. Every value knows where it came from, every mistake is
 //! shown where it is, and a key that nobody reads is a mistake.
 //!
@@ -31,9 +31,11 @@ mod check;
 mod de;
 mod error;
 mod id;
+mod inside;
 mod layers;
 mod located;
 mod path;
+mod range;
 mod schema;
 mod source;
 mod sweep;
@@ -47,11 +49,13 @@ use std::path::Path as FilePath;
 
 use serde_json::Value;
 
+pub(crate) use check::common_range;
 pub use check::{SectionError, Sections, Unchecked};
 pub(crate) use de::in_words;
 pub use error::nearest;
 pub use error::{ErrorKind, RecipeError};
 pub(crate) use id::changes_no_result;
+pub use inside::{inside, named_inside};
 
 /// Something that a recipe says to no effect: it shows like an error, and begins with `warning`.
 pub type RecipeWarning = RecipeError;
@@ -61,6 +65,13 @@ pub use schema::{
     LossForScale, Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select,
     Spec, Task, Train,
 };
+
+pub(crate) use layers::built_in;
+pub(crate) use range::Range;
+pub(crate) use schema::{fixed as fixed_sections, generator};
+pub(crate) use sweep::section as sweep_section;
+pub(crate) use write::flow;
+pub use write::flow as on_one_line;
 
 use layers::Layers;
 use path::Path;
@@ -186,9 +197,12 @@ impl Recipe {
         };
         merged.shift_remove("sweep");
         merged.retain(|_, value| !value.is_null());
+        beside(&mut merged, &layers);
         merged.entry("name").or_insert_with(|| stem.into());
         check::fill(&mut merged, &layers, sections)?;
-        let spec: Spec = de::read(&Value::Object(merged), &Path::default(), &layers)?;
+        let merged = Value::Object(merged);
+        let spec: Spec = de::read(&merged, &Path::default(), &layers)?;
+        check::in_range(&merged, &layers)?;
         check::check(&spec, &layers, sections)?;
         let resolved = serde_json::to_value(&spec).map_err(|error| {
             RecipeError::new(ErrorKind::Value, format!("the recipe cannot be written: {error}"))
@@ -288,9 +302,13 @@ impl Recipe {
         }
     }
 
+    /// The setting at a path of [`Recipe::settings`].
+    pub fn value(&self, path: &str) -> Option<&Value> {
+        path.split('.').try_fold(&self.resolved, |value, key| value.get(key))
+    }
+
     fn text(&self, path: &str) -> Option<String> {
-        let value = path.split('.').try_fold(&self.resolved, |value, key| value.get(key))?;
-        Some(write::flow(value))
+        self.value(path).map(write::flow)
     }
 
     /// Where the value at a path came from.
@@ -321,6 +339,40 @@ impl Recipe {
     /// section at once.
     pub fn refused(&self, section: &str, error: SectionError) -> RecipeError {
         check::refused(error, &Path::parse(section), "name", &[], &self.layers)
+    }
+}
+
+/// Settings that name files.
+const FILES: [&str; 6] =
+    ["data.path", "data.train", "data.valid", "data.test", "data.vocab", "train.init_from"];
+
+/// A relative path that a file has is one from that file, where there is something: the run then has the way from here. What is
+/// not there may be under a folder of data sets, or is from here already.
+fn beside(recipe: &mut Map, layers: &Layers) {
+    let here = std::env::current_dir().unwrap_or_default();
+    for setting in FILES {
+        let path = Path::parse(setting);
+        let folder = layers.folder(&path);
+        let (section, key) = setting.split_once('.').unwrap_or((setting, ""));
+        let value = recipe.get_mut(section).and_then(|section| section.get_mut(key));
+        let (Some(folder), Some(value)) = (folder, value) else { continue };
+        let found = |text: &mut String| {
+            let path = folder.join(&*text);
+            if !text.is_empty() && FilePath::new(text).is_relative() && path.exists() {
+                let path = source::tidy(&path);
+                // However the recipe is named, its run has one id.
+                *text = path.strip_prefix(&here).unwrap_or(&path).display().to_string();
+            }
+        };
+        match value {
+            Value::String(text) => found(text),
+            Value::Array(items) => items.iter_mut().for_each(|item| {
+                if let Value::String(text) = item {
+                    found(text);
+                }
+            }),
+            _ => {}
+        }
     }
 }
 

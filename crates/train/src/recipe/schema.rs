@@ -1,12 +1,16 @@
-//! What a recipe may say. Every key of the fixed sections is a field here, in reading order; defaults are in
-//! `configs/defaults.yaml`. The open keys of `data`, `model`, `problem`, `optimizer` and `schedule` belong to the
+//! What a recipe may say. Every key of the fixed sections is a field here, in reading order, with its range; defaults are in
+//! `defaults.yaml`. The open keys of `data`, `model`, `problem`, `optimizer` and `schedule` belong to the
 //! registries (see [`Sections`](super::Sections)).
 
 use std::fmt;
+use std::sync::OnceLock;
 
+use schemars::JsonSchema;
+use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde::de::{self, Deserializer, Visitor};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use taper_data::Subset;
 
@@ -29,15 +33,32 @@ pub(super) const SECTIONS: [&str; 12] = [
     "cluster",
 ];
 
+/// The fixed sections as a JSON Schema without references: what the types, their documentation and their ranges say.
+pub(crate) fn fixed() -> &'static Value {
+    static SCHEMA: OnceLock<Value> = OnceLock::new();
+    SCHEMA.get_or_init(|| generator().into_root_schema_for::<Spec>().to_value())
+}
+
+/// Makes schemas without references.
+pub(crate) fn generator() -> SchemaGenerator {
+    let settings = SchemaSettings::draft2020_12().with(|settings| {
+        settings.inline_subschemas = true;
+        settings.meta_schema = None;
+    });
+    settings.into_generator()
+}
+
 /// The settings of one run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a recipe (a map of sections)")]
 pub struct Spec {
     /// What the run is called; no part of its id. Defaults to the file's name.
+    #[schemars(extend("pattern" = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"))]
     pub name: String,
     /// Everything random comes from it.
     pub seed: u64,
     /// Where to compute.
+    #[schemars(extend("pattern" = "^(auto|cpu|metal|cuda(:[0-9]+)?)$"))]
     pub device: Device,
     /// What to learn from; with `model`, unless there is a `problem`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +95,7 @@ pub enum Task<'a> {
 }
 
 /// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
     /// The first GPU that the build can use, else the CPU.
@@ -122,14 +143,16 @@ impl fmt::Display for Device {
 }
 
 /// The data set and how it is cut into batches.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Data {
     /// Registry name.
     pub name: String,
     /// Examples (or parallel streams of text) a training step; the last, smaller batch of an epoch is kept.
+    #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// The same for evaluation.
+    #[schemars(range(min = 1))]
     pub eval_batch_size: usize,
     /// What is carved out of the training set for validation.
     pub val: Option<Holdout>,
@@ -151,12 +174,13 @@ impl Data {
 }
 
 /// A part of the training set: a fraction below 1, or a number of examples.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema)]
+#[schemars(untagged)]
 pub enum Holdout {
     /// This share of the examples.
-    Fraction(f64),
+    Fraction(#[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))] f64),
     /// This many examples.
-    Count(usize),
+    Count(#[schemars(range(min = 1))] usize),
 }
 
 impl Serialize for Holdout {
@@ -198,7 +222,7 @@ impl<'de> Deserialize<'de> for Holdout {
 }
 
 /// Augmentation of images; a pure function of (seed, epoch, index).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Augment {
     /// Zero padding on each side before a random crop to the old size; 0 for none.
@@ -208,23 +232,26 @@ pub struct Augment {
     /// Side of a square that is blanked; 0 for none.
     pub cutout: usize,
     /// Parameter of the beta distribution that mixes pairs of images; 0 for none.
+    #[schemars(range(min = 0))]
     pub mixup: f64,
     /// Per-channel standardisation of pixels scaled to [0, 1]; also at evaluation.
     pub normalize: Option<Normalize>,
 }
 
 /// `(pixel - mean) / std`, per channel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Normalize {
     /// One mean a channel.
+    #[schemars(length(min = 1))]
     pub mean: Vec<f64>,
     /// One standard deviation a channel.
+    #[schemars(length(min = 1), extend("items" = {"type": "number", "exclusiveMinimum": 0}))]
     pub std: Vec<f64>,
 }
 
 /// The network.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Model {
     /// Registry name.
@@ -235,7 +262,7 @@ pub struct Model {
 }
 
 /// A numeric test function.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Problem {
     /// `powell`, `rosenbrock`, `quadratic`.
@@ -246,7 +273,7 @@ pub struct Problem {
 }
 
 /// The optimizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Optimizer {
     /// Registry name.
@@ -275,7 +302,7 @@ impl Optimizer {
 }
 
 /// Parameters that a pattern picks, and what is different for them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a group (a map of keys)")]
 pub struct Group {
     /// A glob on parameter names (`*.bias`), or a regular expression between slashes (`/^layer[12]\./`).
@@ -294,7 +321,7 @@ impl Group {
 }
 
 /// A kind of parameter that weight decay leaves alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NoDecay {
     /// Biases.
@@ -304,7 +331,7 @@ pub enum NoDecay {
 }
 
 /// How the learning rate moves.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Schedule {
     /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `geometric`, `plateau` or `sequence`.
@@ -315,32 +342,43 @@ pub struct Schedule {
 }
 
 /// The loop. Exactly one of `epochs` and `steps` is set.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Train {
     /// Passes over the training set.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub epochs: Option<u64>,
     /// Optimizer steps.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub steps: Option<u64>,
     /// Evaluates after every so many epochs (with `epochs`) or steps (with `steps`), and at the end; every epoch unless
     /// given.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub eval_every: Option<u64>,
     /// Writes a training line to the metrics every so many steps; 0: one an epoch.
     pub log_every: u64,
     /// Largest global norm of the gradient.
     #[serde(default)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_norm: Option<f64>,
     /// Largest magnitude of a gradient element.
     #[serde(default)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_value: Option<f64>,
+    /// Share of every label that is spread evenly over all classes, in training; for images.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub label_smoothing: f64,
     /// Batches a step.
+    #[schemars(range(min = 1))]
     pub accumulate: u64,
     /// Parts that every batch is cut into, by position: each has a forward and backward pass and batch statistics of its own. As
     /// many processes as divide it can share a run, with the same result.
     #[serde(default = "Train::one_shard", skip_serializing_if = "Train::is_one_shard")]
+    #[schemars(range(min = 1))]
     pub shards: usize,
     /// Whether the processes that share a run divide the optimizer's state among them, with the same result: each keeps a part.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -389,7 +427,7 @@ impl Train {
 }
 
 /// What chooses the best epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Select {
     /// The validation set; needs `data.val`, unless the data set brings one.
@@ -401,7 +439,7 @@ pub enum Select {
 }
 
 /// A figure of merit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// Share of right answers; higher is better.
@@ -413,19 +451,22 @@ pub enum Metric {
 }
 
 /// When to give up hope.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct EarlyStop {
     /// Evaluations without improvement before the run ends.
+    #[schemars(range(min = 1))]
     pub patience: u64,
     /// Improvements up to this size do not count.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub min_delta: f64,
 }
 
 /// Averages of the weights over time.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Deserialize)]
 #[serde(rename_all = "snake_case", rename_all_fields = "snake_case", deny_unknown_fields)]
+#[schemars(tag = "kind")]
 pub enum Average {
     /// The last weights only.
     None,
@@ -433,6 +474,7 @@ pub enum Average {
     Ema {
         /// Share of the old average that stays.
         #[serde(default = "Average::ema_decay")]
+        #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
         decay: f64,
         /// First epoch that counts, from 0.
         #[serde(default)]
@@ -444,18 +486,22 @@ pub enum Average {
         start: u64,
         /// Epochs between two samples.
         #[serde(default = "Average::swa_every")]
+        #[schemars(range(min = 1))]
         every: u64,
     },
     /// Switches from SGD to averaged SGD, at the base rate, once the loss of the set that chooses stops falling.
     Asgd {
         /// The switch comes when the loss exceeds the least of all values but this many last ones.
         #[serde(default = "Average::asgd_window")]
+        #[schemars(range(min = 1))]
         window: u64,
         /// λ of the step η / (1 + λ η t)^α, which also decays the weights.
         #[serde(default)]
+        #[schemars(range(min = 0))]
         lambd: f64,
         /// α of the step.
         #[serde(default = "Average::asgd_alpha")]
+        #[schemars(range(min = 0))]
         alpha: f64,
         /// Step after the switch from which the average is kept.
         #[serde(default)]
@@ -517,7 +563,7 @@ impl Serialize for Average {
 }
 
 /// What a loss or gradient that is not finite does; the weights never see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnDivergence {
     /// The command fails.
@@ -527,34 +573,39 @@ pub enum OnDivergence {
 }
 
 /// Limits that end a run early.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Budget {
     /// Seconds of one session: the run is interrupted then, and the same command goes on with it.
     #[serde(default)]
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub seconds: Option<f64>,
     /// Optimizer steps.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub steps: Option<u64>,
 }
 
 /// When checkpoints are written and how many stay. At most one of `every_epochs` and `every_steps` is set; with
 /// neither there is only the one at the end.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Checkpoint {
     /// After every so many epochs.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub every_epochs: Option<u64>,
     /// After every so many steps.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub every_steps: Option<u64>,
     /// How many of the latest stay. The best one stays anyway: an evaluation that is the best so far writes one.
+    #[schemars(range(min = 1))]
     pub keep: u64,
 }
 
 /// Which loss an optimizer that scales by the loss is given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossForScale {
     /// The one that is differentiated, regularisation terms included.
@@ -564,19 +615,23 @@ pub enum LossForScale {
 }
 
 /// Windows of text: most have about `length` tokens, some about half; all lengths are drawn.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Bptt {
     /// Usual length.
+    #[schemars(range(min = 1))]
     pub length: usize,
     /// Share of windows whose usual length is half of it.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 1))]
     pub half: f64,
     /// Standard deviation of the length; 0: no draw.
     #[serde(default)]
+    #[schemars(range(min = 0))]
     pub std: f64,
     /// Least length.
     #[serde(default = "Bptt::least")]
+    #[schemars(range(min = 1))]
     pub min: usize,
 }
 
@@ -587,7 +642,7 @@ impl Bptt {
 }
 
 /// What `sweep --launcher slurm` asks Slurm for, for each run. What is not given is the cluster's default.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Cluster {
     /// The partition, or several with commas between them.
@@ -595,18 +650,23 @@ pub struct Cluster {
     pub partition: Option<String>,
     /// The longest time of a task, as Slurm has it: minutes, `12:00:00`, `2-00:00:00`. A task that needs more goes on in a next one.
     #[serde(default, deserialize_with = "word")]
+    #[schemars(with = "Option<Word>")]
     pub time: Option<String>,
     /// Memory a node: `16G`, or megabytes.
     #[serde(default, deserialize_with = "word")]
+    #[schemars(with = "Option<Word>")]
     pub memory: Option<String>,
     /// GPUs a rank, with their type if it matters: `1`, `a100:2`.
     #[serde(default, deserialize_with = "word")]
+    #[schemars(with = "Option<Word>")]
     pub gpus: Option<String>,
     /// Processors a rank; `--threads` has the last word.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub cpus: Option<u64>,
     /// Processes a run, started by `srun`.
     #[serde(default)]
+    #[schemars(range(min = 1))]
     pub ranks: Option<u64>,
     /// How `srun` tells them of each other, its `--mpi`: `pmix` with Open MPI, `pmi2` with MPICH. Slurm's own choice if not given.
     #[serde(default)]
@@ -614,6 +674,15 @@ pub struct Cluster {
     /// More options of `sbatch`: `--account=physics`.
     #[serde(default)]
     pub extra: Vec<String>,
+}
+
+/// What [`word`] reads, to the schema.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[allow(dead_code)]
+enum Word {
+    Text(String),
+    Number(u64),
 }
 
 /// A text, or a whole number as one.

@@ -6,6 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{ErrorKind, RecipeError};
+use super::inside;
 
 /// No recipe comes near this; a file beyond it is a mistake (a checkpoint, a data set), refused before it is read.
 const MAX_BYTES: u64 = 1 << 20;
@@ -13,7 +14,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What kind of text a [`Source`] is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// `configs/defaults.yaml`, compiled in.
+    /// `defaults.yaml`, compiled in.
     Defaults,
     /// A recipe or a layer it extends.
     File,
@@ -37,12 +38,23 @@ impl Source {
         Arc::new(Self { origin, label: label.into(), text: text.into() })
     }
 
-    /// Reads a file that must be a regular file of UTF-8 text of sensible size.
+    /// Reads a file that must be a regular file of UTF-8 text of sensible size, or one inside the program.
     pub fn read(path: &Path) -> Result<Arc<Self>, RecipeError> {
         let label = tidy(path).display().to_string();
+        let absent = || RecipeError::new(ErrorKind::File, format!("recipe `{label}` does not exist"));
+        match inside::read(path) {
+            Some(Some(text)) => return Ok(Self::new(Origin::File, label, text)),
+            Some(None) => return Err(absent()),
+            None => {}
+        }
         let bytes = taper_files::read_regular(path, MAX_BYTES).map_err(|error| {
             let message = match error.source.kind() {
-                std::io::ErrorKind::NotFound => format!("recipe `{label}` does not exist"),
+                std::io::ErrorKind::NotFound => {
+                    return match inside::meant(path) {
+                        Some(name) => absent().help(format!("one is inside this program: `{name}`")),
+                        None => absent(),
+                    };
+                }
                 std::io::ErrorKind::FileTooLarge => format!("`{label}` is no recipe: {}", error.source),
                 _ => format!("cannot read `{label}`: {}", error.source),
             };

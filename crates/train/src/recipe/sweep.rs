@@ -4,6 +4,7 @@
 //! `random` and `halton`, `seeds`. A run's layer lies above the recipe and below the environment and `--set`; a
 //! `--set` of a key that the sweep varies is refused, because one of the two would be ignored.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use taper_models::rng::Rng;
@@ -12,7 +13,7 @@ use super::de;
 use super::error::{ErrorKind, RecipeError};
 use super::layers::{Layers, leaves, undotted};
 use super::path::Path;
-use super::schema::Map;
+use super::schema::{Map, generator};
 use super::source::{Origin, Span};
 use super::yaml::{Entry, Kind, Node};
 
@@ -20,7 +21,7 @@ use super::yaml::{Entry, Kind, Node};
 const MAX_RUNS: usize = 10_000;
 
 /// The section as written.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Sweep {
     /// Dotted keys and the values each takes; every combination is a run.
@@ -44,7 +45,7 @@ struct Sweep {
 }
 
 /// Points in a space of hyperparameters.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Points {
     /// How many.
@@ -57,7 +58,7 @@ struct Points {
 }
 
 /// The values of one key: exactly one of these.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Deserialize)]
 #[serde(
     deny_unknown_fields,
     expecting = "a range (`{log: [1e-4, 1]}`, `{uniform: [0, 1]}` or `{choice: [1, 2]}`)"
@@ -72,6 +73,16 @@ struct Range {
     /// One of these.
     #[serde(default)]
     choice: Option<Vec<Value>>,
+}
+
+/// The section as a JSON Schema without references.
+pub(crate) fn section() -> Value {
+    let mut section = generator().into_root_schema_for::<Sweep>().to_value();
+    let range = generator().into_root_schema_for::<Range>().to_value();
+    for points in ["random", "halton"] {
+        section["properties"][points]["properties"]["space"]["additionalProperties"] = range.clone();
+    }
+    section
 }
 
 /// One run of a sweep.

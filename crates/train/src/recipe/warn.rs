@@ -1,5 +1,6 @@
 //! What a recipe says to no effect, though nothing is wrong with it: a milestone that a shortened run does not reach.
 
+use serde_json::Value;
 use taper_optim::{Per, Schedule};
 
 use super::error::{ErrorKind, RecipeError};
@@ -41,11 +42,16 @@ impl Recipe {
                 Per::Step => (steps, "steps"),
             };
             if let Some(total) = total {
-                let mut beyond = Beyond { total, unit, found: &mut found };
+                let warmup = |config: Option<&Value>| config.and_then(Value::as_u64).unwrap_or(0);
+                let own = warmup(schedule.config.get("warmup"));
+                let mut beyond = Beyond { total, unit, warmup: own, found: Vec::new() };
                 beyond.look(rate.schedule(), (0, total), "schedule");
                 if let Some(momentum) = &momentum {
+                    let config = schedule.config.get("momentum");
+                    beyond.warmup = warmup(config.and_then(|config| config.get("warmup")));
                     beyond.look(momentum, (0, total), "schedule.momentum");
                 }
+                found = beyond.found;
             }
         }
         if let (Average::Ema { start, .. } | Average::Swa { start, .. }, Some(epochs)) =
@@ -66,22 +72,31 @@ impl Recipe {
 }
 
 /// What of a schedule lies beyond the end.
-struct Beyond<'a> {
+struct Beyond {
     total: u64,
     unit: &'static str,
-    found: &'a mut Vec<(String, String)>,
+    /// The length of a warm-up that the schedule has by its key `warmup`; 0 for none.
+    warmup: u64,
+    found: Vec<(String, String)>,
 }
 
-impl Beyond<'_> {
+impl Beyond {
     /// Looks at a schedule that runs from `start` to `end`.
     fn look(&mut self, schedule: &Schedule, (start, end): (u64, u64), path: &str) {
         let (total, unit, span) = (self.total, self.unit, end.saturating_sub(start));
-        let mut note = |key: &str, message: String| self.found.push((format!("{path}.{key}"), message));
+        // Milestones after such a warm-up have the times of the run.
+        let shift = if start == self.warmup { self.warmup } else { 0 };
+        let mut note = |key: &str, message: String| {
+            let path = if key.is_empty() { path.to_owned() } else { format!("{path}.{key}") };
+            self.found.push((path, message));
+        };
         match schedule {
             Schedule::Milestones { at, .. } => {
                 for (i, at) in at.iter().enumerate().filter(|(_, at)| **at >= span) {
                     let message = format!(
-                        "the milestone at {at} is never reached: the schedule ends after {span} {unit}"
+                        "the milestone at {} is never reached: the schedule ends after {} {unit}",
+                        at + shift,
+                        span + shift
                     );
                     note(&format!("at[{i}]"), message);
                 }
@@ -100,12 +115,17 @@ impl Beyond<'_> {
                 let message = format!(
                     "the warm-up takes {length} {unit} and has {span}: the full rate is never reached"
                 );
-                note("length", message);
+                note(if self.warmup > 0 { "" } else { "length" }, message);
             }
             Schedule::Sequence { parts } => {
                 let mut from = start;
                 for (i, part) in parts.iter().enumerate() {
-                    let path = format!("{path}.parts[{i}].schedule");
+                    let path = match (self.warmup, i) {
+                        (0, _) => format!("{path}.parts[{i}].schedule"),
+                        // It is written as one schedule with a number before it.
+                        (_, 0) => format!("{path}.warmup"),
+                        _ => path.to_owned(),
+                    };
                     if from >= total {
                         let message =
                             format!("this part begins after {from} {unit}, when the run of {total} is over");

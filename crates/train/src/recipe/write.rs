@@ -51,7 +51,7 @@ fn write_entry(recipe: &Recipe, path: &Path, key: &str, value: &Value, indent: u
 }
 
 /// A value on one line.
-pub(super) fn flow(value: &Value) -> String {
+pub fn flow(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
         Value::Object(entries) => {

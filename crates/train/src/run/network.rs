@@ -34,6 +34,8 @@ pub(crate) struct Network {
     provenance: Provenance,
     device: Device,
     seed: u64,
+    /// What becomes of labels in training.
+    labels: ops::CrossEntropy,
     source: Source,
     /// How images come to a GPU.
     feed: Option<Arc<Feed>>,
@@ -142,6 +144,7 @@ impl Network {
             provenance,
             device,
             seed,
+            labels: ops::CrossEntropy { label_smoothing: recipe.train.label_smoothing, ..Default::default() },
             source,
             feed,
             batches,
@@ -184,13 +187,19 @@ impl Network {
 
     /// The loss of a training batch.
     fn loss(&mut self, batch: &Batch, mode: Mode) -> Result<Loss, RunError> {
-        let Some((partners, part)) = &batch.mixed else {
+        // A model may know a better way to its loss than by logits.
+        if batch.mixed.is_none() && self.labels.label_smoothing == 0.0 {
             return Ok(self.model.loss(&batch.input, &batch.target, mode)?);
-        };
+        }
         let logits = self.model.logits(&batch.input, mode)?;
-        let own = ops::cross_entropy(&logits, &batch.target, &Default::default())?;
-        let other = ops::cross_entropy(&logits, partners, &Default::default())?;
-        let nll = ((own * *part)? + (other * (1.0 - part))?)?;
+        let own = ops::cross_entropy(&logits, &batch.target, &self.labels)?;
+        let nll = match &batch.mixed {
+            Some((partners, part)) => {
+                let other = ops::cross_entropy(&logits, partners, &self.labels)?;
+                ((own * *part)? + (other * (1.0 - part))?)?
+            }
+            None => own,
+        };
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
     }
 

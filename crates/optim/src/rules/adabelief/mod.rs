@@ -28,10 +28,11 @@
 //! Reference: *AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients*, arXiv:2010.07468.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
 use crate::rules::radam::{average_length, rectification};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaBelief.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaBeliefConfig {
     /// Learning rate η. Defaults to 1e-3.

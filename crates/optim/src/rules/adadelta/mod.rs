@@ -26,10 +26,11 @@
 //!
 //! Reference: *ADADELTA: An Adaptive Learning Rate Method*, arXiv:1212.5701.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaDelta.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaDeltaConfig {
     /// Learning rate η. Defaults to 1.

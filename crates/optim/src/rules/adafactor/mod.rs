@@ -39,12 +39,13 @@ use crate::rule::{Config, Info, Invalid, Reach, Real, ranges, require};
 use crate::sums::squares;
 use crate::{Result, TensorParam, TensorRule, TensorStep};
 use candle_core::{D, DType, Tensor, WithDType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod cpu;
 
 /// Hyperparameters of Adafactor.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdafactorConfig {
     /// Learning rate η, an upper bound of the relative step. Defaults to 1e-2.

@@ -32,10 +32,11 @@
 //!
 //! Reference: *Adaptive Gradient Descent without Descent*, arXiv:1910.09529.
 use crate::rule::{Config, Info, Input, Invalid, Real, Reduce, Refusal, Rule, SUMS, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaGD.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaGdConfig {
     /// The first step size. Defaults to 1e-10.

@@ -24,10 +24,11 @@
 //!
 //! Reference: *Adaptive Subgradient Methods for Online Learning and Stochastic Optimization*, JMLR 12, 2011.
 use crate::rule::{Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AdaGrad.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdaGradConfig {
     /// Learning rate η. Defaults to 0.01.

@@ -30,10 +30,11 @@
 //!
 //! References: arXiv:1412.6980, arXiv:1904.09237, arXiv:1711.05101.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Adam, AMSGrad and AdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamConfig {
     /// Learning rate η. Defaults to 1e-3.

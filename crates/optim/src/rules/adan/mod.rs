@@ -29,10 +29,11 @@
 //!
 //! Reference: *Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep Models*, arXiv:2208.06677.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Adan.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdanConfig {
     /// Learning rate η. Defaults to 1e-3.

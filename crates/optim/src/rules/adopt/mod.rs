@@ -32,10 +32,11 @@
 //!
 //! Reference: *ADOPT: Modified Adam Can Converge with Any β₂ with the Optimal Rate*, arXiv:2411.02853.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of ADOPT.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdoptConfig {
     /// Learning rate η. Defaults to 1e-3.

@@ -29,10 +29,11 @@
 use crate::rule::{
     Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges, require, root_of_loss,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of AEGD and AEGDW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AegdConfig {
     /// Learning rate η. Defaults to 0.1.

@@ -48,10 +48,11 @@
 use crate::rule::{
     Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, ranges, require, root_of_loss,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How weight decay enters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
     /// No decay.
@@ -68,7 +69,7 @@ pub enum Decay {
 }
 
 /// What x_0 is, which decides the first step of v.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum X0 {
     /// x_0 = 0, as printed.
@@ -79,7 +80,7 @@ pub enum X0 {
 }
 
 /// Where the running minimum v* starts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AmsInit {
     /// At v_0.
@@ -90,7 +91,7 @@ pub enum AmsInit {
 }
 
 /// Hyperparameters of DecGD.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DecGdConfig {
     /// Learning rate η. Defaults to 0.01.

@@ -34,10 +34,11 @@ use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, bias_correction, ranges, require};
 use crate::sums::squares;
 use crate::{Result, TensorRule, TensorStep};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of LAMB.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LambConfig {
     /// Learning rate η. Defaults to 1e-3.

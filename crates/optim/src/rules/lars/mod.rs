@@ -31,10 +31,11 @@
 //!
 //! Reference: *Large Batch Training of Convolutional Networks*, arXiv:1708.03888.
 use crate::rule::{Config, Info, Input, Invalid, Real, Reduce, Refusal, Rule, ranges, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of LARS.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LarsConfig {
     /// Learning rate η. Defaults to 1.

@@ -39,10 +39,11 @@ use crate::rule::{Config, Info, Invalid, ranges, require};
 use crate::sums::{dot, largest, magnitudes, squares};
 use crate::{Result, TensorRule, TensorStep};
 use candle_core::{DType, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of L-BFGS.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LbfgsConfig {
     /// Learning rate η. Defaults to 1.

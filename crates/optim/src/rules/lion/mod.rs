@@ -25,10 +25,11 @@
 //!
 //! Reference: *Symbolic Discovery of Optimization Algorithms*, arXiv:2302.06675.
 use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Lion.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LionConfig {
     /// Learning rate η. Defaults to 1e-4.

@@ -37,11 +37,12 @@ use crate::wrapper::{Again, Wrapper};
 use crate::{Displaced, Error, Load, Optimizer, Precision, Result, StateDict, StepContext};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// What happens to the inner optimizer's momentum when weights are synchronised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pullback {
     /// Nothing.
@@ -52,7 +53,7 @@ pub enum Pullback {
 }
 
 /// Hyperparameters of Lookahead.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LookaheadConfig {
     /// Steps between synchronisations. Defaults to 5.

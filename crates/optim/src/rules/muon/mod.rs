@@ -55,11 +55,12 @@ use crate::{
 };
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Var};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// What a step is multiplied by beside the rate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdjustLr {
     /// √max(1, n/m), as the author.
@@ -70,7 +71,7 @@ pub enum AdjustLr {
 }
 
 /// Hyperparameters of Muon.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MuonConfig {
     /// Learning rate η of matrices. Defaults to 1e-3.

@@ -28,10 +28,11 @@
 //!
 //! Reference: *Incorporating Nesterov Momentum into Adam*, ICLR workshop 2016.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of NAdam.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NAdamConfig {
     /// Learning rate η. Defaults to 2e-3.

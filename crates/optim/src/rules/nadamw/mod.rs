@@ -28,10 +28,11 @@
 //!
 //! References: Dozat 2016; Dahl et al., *Benchmarking Neural Network Training Algorithms*, arXiv:2306.07179.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of NAdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NAdamWConfig {
     /// Learning rate η. Defaults to 1e-3.

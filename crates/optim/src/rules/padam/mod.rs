@@ -29,10 +29,11 @@
 use crate::rule::{
     Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges, require,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of PAdam.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PAdamConfig {
     /// Learning rate η. Defaults to 0.1.

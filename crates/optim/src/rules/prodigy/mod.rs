@@ -38,10 +38,11 @@ use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, bias_correction, ranges, require};
 use crate::sums::{dot, magnitudes};
 use crate::{Error, Result, TensorRule, TensorStep};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Prodigy.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProdigyConfig {
     /// A factor η of the estimated step size. Defaults to 1.

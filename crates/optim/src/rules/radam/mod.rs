@@ -28,10 +28,11 @@
 //!
 //! Reference: *On the Variance of the Adaptive Learning Rate and Beyond*, arXiv:1908.03265.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Whose RAdam.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RAdamVariant {
     /// The authors' code.
@@ -42,7 +43,7 @@ pub enum RAdamVariant {
 }
 
 /// Hyperparameters of RAdam.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RAdamConfig {
     /// Learning rate η. Defaults to 1e-3.

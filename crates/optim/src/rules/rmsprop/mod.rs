@@ -27,10 +27,11 @@
 //!
 //! Reference: Hinton, *Neural Networks for Machine Learning*, lecture 6e, 2012; centered: Graves, arXiv:1308.0850.
 use crate::rule::{Config, Info, Input, Invalid, Observed, Real, Refusal, Rule, ranges};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of RMSprop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RmsPropConfig {
     /// Learning rate η. Defaults to 0.01.

@@ -43,11 +43,12 @@ use crate::wrapper::{Again, Wrapper};
 use crate::{Displaced, Error, Optimizer, Result, StateDict, StepContext};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Hyperparameters of SAM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamConfig {
     /// How far uphill the second gradient is taken, ρ. Defaults to 0.05.

@@ -43,10 +43,11 @@ use crate::rule::{
     Config, ElementEvaluation, Info, Input, Invalid, Observed, Real, Refusal, Rule, bias_correction, ranges,
     require,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Schedule-Free AdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SfAdamWConfig {
     /// Learning rate η. Defaults to 2.5e-3.

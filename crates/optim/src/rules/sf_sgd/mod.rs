@@ -32,10 +32,11 @@
 //! Reference: *The Road Less Scheduled*, arXiv:2405.15682.
 use super::sf_adamw::{Averaging, MEMORY};
 use crate::rule::{Config, ElementEvaluation, Info, Input, Invalid, Real, Refusal, Rule, ranges, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Schedule-Free SGD.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SfSgdConfig {
     /// Learning rate η. Defaults to 1.

@@ -27,10 +27,11 @@
 //! References: Polyak 1964; Nesterov 1983; Sutskever et al., *On the importance of initialization and momentum in
 //! deep learning*, ICML 2013.
 use crate::rule::{Config, Info, Input, Invalid, Real, Refusal, Rule, ranges, require};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of SGD.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SgdConfig {
     /// Learning rate η. Defaults to 0.01.

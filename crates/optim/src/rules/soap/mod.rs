@@ -46,10 +46,11 @@ use crate::pairs::{Blend, Descend, Direction, Square, paired};
 use crate::rule::{Config, Info, Invalid, Reach, bias_correction, ranges, require};
 use crate::{Memory, Result, TensorRule, TensorStep};
 use candle_core::{DType, Device, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of SOAP.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SoapConfig {
     /// Learning rate η. Defaults to 3e-3.

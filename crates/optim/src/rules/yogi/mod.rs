@@ -28,10 +28,11 @@
 use crate::rule::{
     Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, bias_correction, ranges,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Hyperparameters of Yogi.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct YogiConfig {
     /// Learning rate η. Defaults to 0.01.

@@ -1,0 +1,57 @@
+//! Ranges by asking. What a registry refuses is said once, in its check; here the check is asked on both sides of every number
+//! that ends a range somewhere. So a range in the schema is one that the check really has, also for somebody else's optimizer.
+
+use serde_json::Value;
+
+use crate::recipe::Range;
+
+/// Where ranges end.
+const ENDS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 100.0, 256.0];
+
+/// The range of a number, whole or not, by what `takes` says of single values.
+pub(super) fn range(whole: bool, takes: &dyn Fn(Value) -> bool) -> Range {
+    let takes = |number: f64| match whole {
+        true => takes(Value::from(number as i64)),
+        false => takes(Value::from(number)),
+    };
+    let mut range = Range::default();
+    for end in ENDS {
+        let beside = |step: f64, next: fn(f64) -> f64| if whole { end + step } else { next(end) };
+        // Of a whole number an end is one only at its distance of 1.
+        if whole && end.fract() != 0.0 {
+            continue;
+        }
+        match (takes(beside(-1.0, f64::next_down)), takes(end), takes(beside(1.0, f64::next_up))) {
+            (false, true, true) => range.min = Some(end),
+            (false, false, true) if !whole => range.above = Some(end),
+            (true, true, false) => range.max = Some(end),
+            (true, false, false) => range.below = Some(end),
+            _ => {}
+        }
+    }
+    range
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_are_found_whichever_side_they_belong_to() {
+        let real =
+            |takes: fn(f64) -> bool| range(false, &|value| value.as_f64().is_some_and(takes)).to_string();
+        assert_eq!(real(|_| true), "");
+        assert_eq!(real(|x| x >= 0.0), "at least 0");
+        assert_eq!(real(|x| x > 0.0), "greater than 0");
+        assert_eq!(real(|x| (0.0..1.0).contains(&x)), "at least 0 and less than 1");
+        assert_eq!(real(|x| (0.0..=1.0).contains(&x)), "between 0 and 1");
+        assert_eq!(real(|x| x > 0.0 && x <= 0.5), "greater than 0 and at most 0.5");
+        assert_eq!(real(|x| x <= 0.0), "at most 0");
+        let whole =
+            |takes: fn(i64) -> bool| range(true, &|value| value.as_i64().is_some_and(takes)).to_string();
+        assert_eq!(whole(|n| n >= 1), "at least 1");
+        assert_eq!(whole(|n| (0..100).contains(&n)), "at least 0 and less than 100");
+        assert_eq!(whole(|n| (2..=256).contains(&n)), "between 2 and 256");
+        assert_eq!(whole(|n| n % 4 == 0), "");
+    }
+}

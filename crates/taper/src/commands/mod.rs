@@ -3,9 +3,12 @@ mod bench;
 mod compare;
 mod completions;
 mod data;
+mod eval;
+mod export;
 mod optimizers;
 mod picture;
 mod plan;
+mod predict;
 mod ranks;
 mod replay;
 mod report;
@@ -13,6 +16,7 @@ mod reproduce;
 mod signals;
 mod sweep;
 mod train;
+mod trained;
 mod verify;
 
 use crate::log;
@@ -96,6 +100,9 @@ enum Command {
     Replay(replay::Args),
     Compare(compare::Args),
     Verify(verify::Args),
+    Eval(eval::Args),
+    Predict(predict::Args),
+    Export(export::Args),
     Report(report::Args),
     Reproduce(reproduce::Args),
     Data(data::Args),
@@ -225,6 +232,9 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Replay(command) => replay::run(&command, registries),
         Command::Compare(command) => compare::run(&command, registries),
         Command::Verify(command) => verify::run(&command, &args.common, registries),
+        Command::Eval(command) => eval::run(&command, &args.common, registries),
+        Command::Predict(command) => predict::run(&command, &args.common, registries),
+        Command::Export(command) => export::run(&command, &args.common, registries),
         Command::Report(command) => report::run(&command),
         Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),
         Command::Data(command) => data::run(&command, &args.common, registries),

@@ -12,10 +12,14 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("optim", &["kernels"]),
     ("figures", &["random"]),
     ("models", &["kernels", "random"]),
+    ("export", &["models"]),
     ("data", &["files", "random"]),
     ("train", &["data", "figures", "files", "models", "optim", "world"]),
     ("report", &["figures", "files", "train"]),
-    ("taper", &["data", "figures", "files", "kernels", "models", "optim", "report", "train", "world"]),
+    (
+        "taper",
+        &["data", "export", "figures", "files", "kernels", "models", "optim", "report", "train", "world"],
+    ),
 ];
 
 /// Crates that work without tensors, unless a feature says otherwise.

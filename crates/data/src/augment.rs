@@ -1,8 +1,8 @@
-//! From bytes to normalised floats, with augmentation on the way: a pure function of (seed, epoch, sample).
+//! From stored images to normalised floats, with augmentation on the way: a pure function of (seed, epoch, sample).
 use serde::{Deserialize, Serialize};
 use taper_random::Rng;
 
-use super::Shape;
+use super::{Depth, Shape};
 
 /// Changes made to training images, in this order. The default makes none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct Mix {
     pub part: f32,
 }
 
-/// Per-channel constants: a byte `x` becomes `(x / 255 - mean) / std`.
+/// Per-channel constants: a byte `x` becomes `(x / 255 - mean) / std`, a float `x` becomes `(x - mean) / std`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalize {
@@ -82,9 +82,11 @@ impl Augment {
     }
 }
 
-/// Turns bytes into normalised, augmented floats.
+/// Turns stored images into normalised, augmented floats.
 pub struct Transform {
     shape: Shape,
+    depth: Depth,
+    normalize: Normalize,
     augment: Augment,
     /// The normalised value of each byte, by channel. Looking a byte up costs less than converting, subtracting and
     /// dividing, and each entry is the f32 arithmetic of the usual pipeline (divide by 255, subtract, divide).
@@ -92,10 +94,11 @@ pub struct Transform {
 }
 
 impl Transform {
-    pub fn new(shape: Shape, augment: Augment, normalize: &Normalize) -> Self {
+    pub fn new(shape: Shape, depth: Depth, augment: Augment, normalize: &Normalize) -> Self {
         let entry = |mean: f32, std: f32| std::array::from_fn(|x| (x as f32 / 255.0 - mean) / std);
         let constants = normalize.mean.iter().zip(&normalize.std);
-        Self { shape, augment, table: constants.map(|(mean, std)| entry(*mean, *std)).collect() }
+        let table = constants.map(|(mean, std)| entry(*mean, *std)).collect();
+        Self { shape, depth, normalize: normalize.clone(), augment, table }
     }
 
     /// The random stream of an epoch.
@@ -115,14 +118,21 @@ impl Transform {
 
     /// One image into `out`. `stream` is the epoch's.
     pub fn apply(&self, image: &[u8], sample: usize, stream: &Rng, out: &mut [f32]) {
-        let draw = self.arrange(image, sample, stream, out, |b, out| self.look_up(b, out), |b| self.blank(b));
+        let draw = match self.depth {
+            Depth::Byte => {
+                self.arrange(image, sample, stream, out, |b, out| self.look_up(b, out), |b| self.blank(b))
+            }
+            Depth::Float => {
+                self.arrange(image, sample, stream, out, |b, out| self.convert(b, out), |b| self.blank(b))
+            }
+        };
         if let Some(draw) = draw.filter(|_| self.blanks()) {
             // To the mean, which is 0 once normalised.
             self.cut(draw.centre, self.shape.channels, out);
         }
     }
 
-    /// One image into `out` as bytes, to be looked up in [`Transform::table`] later. `kept` has a byte a pixel, 0 where the
+    /// One image of bytes into `out` as bytes, to be looked up in [`Transform::table`] later. `kept` has a byte a pixel, 0 where the
     /// image is blanked to the mean; it is empty where nothing is.
     pub fn apply_bytes(
         &self,
@@ -157,7 +167,7 @@ impl Transform {
         }
         let draw = self.augment.draw(stream, sample, self.shape);
         let Shape { height, width, channels, .. } = self.shape;
-        let pad = self.augment.crop_pad;
+        let (pad, pixel) = (self.augment.crop_pad, channels * self.depth.bytes());
         // The columns of the window that fall on the image, in the image's coordinates; the rest is padding.
         let (from, to) =
             (draw.left.saturating_sub(pad).min(width), (draw.left + width).saturating_sub(pad).min(width));
@@ -168,11 +178,11 @@ impl Transform {
                 blank(row);
                 continue;
             };
-            let pixels = &image[source * width * channels..][..width * channels];
+            let pixels = &image[source * width * pixel..][..width * pixel];
             let (left, rest) = row.split_at_mut(before * channels);
             let (middle, right) = rest.split_at_mut((to - from) * channels);
             blank(left);
-            copy(&pixels[from * channels..to * channels], middle);
+            copy(&pixels[from * pixel..to * pixel], middle);
             blank(right);
         }
         if draw.flip {
@@ -205,7 +215,16 @@ impl Transform {
         }
     }
 
-    /// Black pixels.
+    /// Floats, each by the constants of its channel; `bytes` and `out` begin with a pixel.
+    fn convert(&self, bytes: &[u8], out: &mut [f32]) {
+        let Normalize { mean, std } = &self.normalize;
+        for (i, (out, bytes)) in out.iter_mut().zip(bytes.as_chunks::<4>().0).enumerate() {
+            let c = i % mean.len();
+            *out = (f32::from_le_bytes(*bytes) - mean[c]) / std[c];
+        }
+    }
+
+    /// Black pixels: zeros before they are normalised.
     fn blank(&self, out: &mut [f32]) {
         for pixel in out.chunks_exact_mut(self.shape.channels) {
             for (out, table) in pixel.iter_mut().zip(&self.table) {

@@ -1,7 +1,7 @@
 //! Content digests: proof that samples are the data set they claim to be, whatever file format they came in.
 //!
 //! Images: for each sample sha256(pixels, then one label byte); the digests sorted; sha256 of their concatenation.
-//! Text: sha256 of each line's words joined by single spaces plus a line feed, in order.
+//! Text: sha256 of each line's words joined by single spaces plus a line feed, in order; of characters and bytes, as they are.
 //!
 //! Sorted, the digest answers "is this CIFAR-10?" whatever order a format has. Batches and validation sets go by index, so a
 //! run is a function of the order too: [`Content::ordered`] is the digest without the sorting.
@@ -64,7 +64,7 @@ const KNOWN: &[Known] = &[
 pub struct Content {
     /// `train`, `valid` or `test`.
     pub split: String,
-    /// Images, or lines of text.
+    /// Images, or lines, characters or bytes of text.
     pub samples: usize,
     /// The digest.
     pub sha256: String,
@@ -102,6 +102,12 @@ impl Content {
             samples += 1;
         }
         let sha256 = hex(&hasher.finalize());
+        Self { split: split.into(), samples, ordered: sha256.clone(), sha256 }
+    }
+
+    /// The digest of text whose units are not words: of its bytes as they are.
+    pub(crate) fn of_bytes(split: &str, bytes: &[u8], samples: usize) -> Self {
+        let sha256 = hex(&Sha256::digest(bytes));
         Self { split: split.into(), samples, ordered: sha256.clone(), sha256 }
     }
 

@@ -1,11 +1,11 @@
-//! What is behind `taper data list|fetch|check`.
+//! What is behind `taper data list|fetch|check|pictures`.
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use super::search::{find, find_in};
-use super::{DataError, DataRegistry, Dataset, Loaded, Provenance, Search, hub};
+use super::{Data, DataError, DataRegistry, Dataset, Depth, Loaded, Provenance, Search, hub, photo};
 
 /// Prints every data set: what it is, where it would be read from, its options. Never touches the network.
 pub fn list(
@@ -19,14 +19,21 @@ pub fn list(
         let description = set.describe();
         let place = match set.files() {
             Some(spec) => find(spec, &search, None).ok().map(|found| found.place),
-            None => Some("generated".to_string()).filter(|_| set.name() != "text"),
+            None => Some("generated".to_string()).filter(|_| set.paths().is_empty()),
         };
         if json {
             let hub = set.files().map(|spec| json!({"repo": spec.hub.id, "revision": spec.hub.revision}));
-            let (summary, options) = (description.summary, description.options);
+            let (summary, options, licence) = (description.summary, description.options, set.licence());
             line(
                 out,
-                &json!({"name": set.name(), "summary": summary, "place": place, "hub": hub, "options": options}),
+                &json!({
+                    "name": set.name(),
+                    "summary": summary,
+                    "licence": licence,
+                    "place": place,
+                    "hub": hub,
+                    "options": options
+                }),
             )?;
             continue;
         }
@@ -116,6 +123,47 @@ pub fn check(
     Ok(intact)
 }
 
+/// Reads and proves one data set with options of its own, with no memory of earlier proofs and without the network.
+pub fn check_one(
+    registry: &DataRegistry,
+    name: &str,
+    options: &Value,
+    search: &Search,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), DataError> {
+    let search = Search { offline: true, fresh: true, ..search.clone() };
+    report(&registry.get(name)?.load(options, &search)?.provenance, json, out)
+}
+
+/// Writes the first `count` test images of a data set as PNG files into a folder, named by their place and their class, and
+/// prints their paths. A file that is there already and is another is an error.
+pub fn pictures(
+    registry: &DataRegistry,
+    name: &str,
+    count: usize,
+    folder: &Path,
+    search: &Search,
+    out: &mut dyn Write,
+) -> Result<(), DataError> {
+    let Data::Images { test, .. } = registry.get(name)?.load(&Value::Null, search)?.data else {
+        let message = "expected a data set of images, found text".into();
+        return Err(DataError::Option { dataset: name.into(), key: None, message });
+    };
+    if test.depth != Depth::Byte {
+        let message = "expected images of bytes, found floats: a picture cannot hold them".into();
+        return Err(DataError::Option { dataset: name.into(), key: None, message });
+    }
+    for i in 0..count.min(test.len()) {
+        let path = folder.join(format!("{i:05}-class-{}.png", test.label(i)));
+        let bytes = photo::png(test.height, test.width, test.channels, test.image(i))
+            .map_err(|message| DataError::format(&path, message))?;
+        taper_files::create(&path, &bytes)?;
+        print(out, &format!("{}\n", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Loads a set that lives in files; `None` for any other. When the search names a directory, only that one counts, and
 /// the set compiled in does not stand for a missing one.
 fn look(set: &dyn Dataset, search: &Search) -> Option<Result<Loaded, DataError>> {
@@ -147,6 +195,9 @@ fn report(provenance: &Provenance, json: bool, out: &mut dyn Write) -> Result<()
             out,
             &format!("  {:<6} {:>7} samples  content {}\n", content.split, content.samples, content.sha256),
         )?;
+    }
+    if !provenance.classes.is_empty() {
+        print(out, &format!("  classes {}\n", provenance.classes.join(", ")))?;
     }
     for file in &provenance.files {
         print(out, &format!("  sha256 {}  {}\n", file.sha256, file.path))?;

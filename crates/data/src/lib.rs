@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  name ── registry ── Dataset::load ── Search (--data, TAPER_DATA, cache, embedded, hub)
-//!                          │ decode (idx, cifar, parquet, text)
+//!                          │ decode (idx, cifar, parquet, photo, npz, text)
 //!                          │ prove  (digest)
 //!                          ▼
-//!                  Images: u8 ── ImagePipeline ── ImageBatch: f32, ahead of the training step
-//!                  Text: u32  ── TextStream ───── TextBatch
+//!                  Images: u8 or f32 ── ImagePipeline ── ImageBatch: f32, ahead of the training step
+//!                  Text: u32 ─────────── TextStream ───── TextBatch
 //! ```
 //! A new data set is one file: implement [`Dataset`] and [`register`](DataRegistry::register) it.
 //!
@@ -19,8 +19,9 @@
 //! # Ok::<(), taper_data::DataError>(())
 //! ```
 mod augment;
+#[cfg(feature = "candle-datasets")]
+pub mod candle;
 mod cifar;
-
 mod digest;
 mod error;
 mod files;
@@ -28,8 +29,11 @@ pub mod hub;
 mod idx;
 mod images;
 pub mod inventory;
+mod npz;
 mod parquet;
+pub mod photo;
 mod pipeline;
+mod progress;
 mod registry;
 mod search;
 mod sets;
@@ -44,14 +48,14 @@ pub use augment::{Augment, Mix, Normalize};
 pub use digest::Content;
 pub use error::{DataError, Mismatch};
 pub use files::Source;
-pub use images::{Images, Shape};
+pub use images::{Depth, Images, Shape};
 pub use pipeline::{ByteBatch, ImageBatch, ImageEpoch, ImagePipeline, PipelineConfig};
 pub use registry::{DataRegistry, Dataset, Description, Kind, OptionDoc, options};
 pub use search::{Form, Found, Layout, Search, Spec, find};
 pub use split::{SplitSize, split};
 pub use stream::{Lengths, TextBatch, TextStream, Window};
 pub use subset::Subset;
-pub use text::{EOS, Text, UNK, Vocabulary};
+pub use text::{EOS, Text, UNK, Unit, Vocabulary};
 
 /// A data set in memory.
 #[derive(Clone, Debug)]
@@ -63,7 +67,7 @@ pub enum Data {
         /// To report on.
         test: Images,
     },
-    /// A stream of words.
+    /// A stream of words, characters or bytes.
     Text(Text),
 }
 
@@ -95,6 +99,9 @@ pub struct Provenance {
     pub verified: bool,
     /// What to declare beside every result when this is not the whole set.
     pub subset: Option<String>,
+    /// The names of the classes in the order of their labels, where the data has names for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<String>,
     /// Nats a word, when the text's source is known: no model's loss can be below it but by chance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entropy_rate: Option<f64>,
@@ -122,6 +129,7 @@ impl Provenance {
             content,
             verified: true,
             subset: None,
+            classes: Vec::new(),
             entropy_rate: None,
         }
     }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use taper_random::Rng;
 
 use super::augment::{Augment, Mix, Normalize, Transform, mix, partners};
-use super::{DataError, Images};
+use super::{DataError, Depth, Images};
 
 /// How batches are made.
 #[derive(Clone, Debug)]
@@ -111,8 +111,18 @@ impl ImagePipeline {
         if let Some(index) = beyond {
             return wrong("indices", format!("expected samples below {}, found {index}", images.len()));
         }
-        let transform = Transform::new(images.shape(), config.augment, &config.normalize);
+        let transform = Transform::new(images.shape(), images.depth, config.augment, &config.normalize);
         Ok(Self(Arc::new(Inner { images, config, transform, seed })))
+    }
+
+    /// The same over all of other images.
+    pub fn over(&self, images: Images) -> Result<Self, DataError> {
+        Self::new(images, PipelineConfig { indices: None, ..self.0.config.clone() }, self.0.seed)
+    }
+
+    /// Constants by channel.
+    pub fn normalize(&self) -> &Normalize {
+        &self.0.config.normalize
     }
 
     /// Rows, columns and channels of an image.
@@ -137,7 +147,12 @@ impl ImagePipeline {
         self.made_by(Maker::batch, epoch, start_batch)
     }
 
-    /// The same batches as bytes.
+    /// Whether images are stored as bytes, and [`byte_epoch`](Self::byte_epoch) can be had.
+    pub fn is_bytes(&self) -> bool {
+        self.0.images.depth == Depth::Byte
+    }
+
+    /// The same batches as bytes, of images that are stored so.
     pub fn byte_epoch(&self, epoch: u64, start_batch: usize) -> ImageEpoch<ByteBatch> {
         self.made_by(Maker::byte_batch, epoch, start_batch)
     }

@@ -27,6 +27,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// The options that are paths of the user's own files; [`Search::resolve`] says where one that is not absolute begins.
+    fn paths(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Refuses options that [`load`](Self::load) would refuse whatever it finds.
     fn check(&self, _options: &Value) -> Result<(), DataError> {
         Ok(())
@@ -35,6 +40,11 @@ pub trait Dataset: Send + Sync {
     /// Finds, reads and verifies it. `options` is the recipe's `data:` section without the trainer's own keys; see
     /// [`options`] for reading it.
     fn load(&self, options: &Value, search: &Search) -> Result<Loaded, DataError>;
+
+    /// On what terms it may be used, as far as its publishers say; `None` where there is nobody to ask.
+    fn licence(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The files it is read from; `None` for a set that is made, not found.
     fn files(&self) -> Option<&'static super::Spec> {

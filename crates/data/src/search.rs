@@ -48,6 +48,12 @@ impl Search {
         self.cache.as_ref().filter(|_| !self.read_only)
     }
 
+    /// A path of the user's own files: one that is not absolute is under the directory the user named, when it is there.
+    pub fn resolve(&self, path: &Path) -> PathBuf {
+        let mut roots = self.dir.iter().chain(&self.env_dir).map(|root| root.join(path));
+        roots.find(|path| path.exists()).unwrap_or_else(|| path.to_path_buf())
+    }
+
     /// The directory downloads are placed in, with the layout of a `--data` directory.
     pub fn downloads(&self) -> Option<PathBuf> {
         self.cache.as_ref().map(|c| c.join("data"))

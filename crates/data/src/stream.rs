@@ -72,6 +72,11 @@ impl TextStream {
         Ok(Self { tokens, batch, steps })
     }
 
+    /// The same tokens in another number of streams.
+    pub fn in_streams(&self, batch: usize) -> Result<Self, DataError> {
+        Self::new(self.tokens.clone(), batch)
+    }
+
     /// Streams.
     pub fn streams(&self) -> usize {
         self.batch

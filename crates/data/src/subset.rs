@@ -58,7 +58,7 @@ impl Images {
         if n >= self.len() {
             return self;
         }
-        let bytes = n * self.shape().image_bytes();
+        let bytes = n * self.stored_bytes();
         let (pixels, labels) = (self.pixels[..bytes].to_vec(), self.labels[..n].to_vec());
         Self { pixels: Arc::new(pixels), labels: Arc::new(labels), ..self }
     }

@@ -176,6 +176,27 @@ pub fn place(path: &Path, bytes: &[u8]) -> Result<()> {
     replace(path, bytes)
 }
 
+/// Checks that a file of these bytes can be placed: there is nothing yet, or the very same. Whatever else is there is an error.
+pub fn is_free(path: &Path, bytes: &[u8]) -> Result<bool> {
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(true),
+        Err(e) => return Err(Error::at(path)(e)),
+        Ok(there) if there.is_file() && there.len() == bytes.len() as u64 => {
+            if read_regular(path, there.len())? == bytes {
+                return Ok(false);
+            }
+        }
+        Ok(_) => {}
+    }
+    let message = "is there already: remove it, or write to another place";
+    Err(Error::at(path)(io::Error::new(ErrorKind::AlreadyExists, message)))
+}
+
+/// [`place`], where nothing is lost by it: see [`is_free`].
+pub fn create(path: &Path, bytes: &[u8]) -> Result<()> {
+    if is_free(path, bytes)? { place(path, bytes) } else { Ok(()) }
+}
+
 /// A new folder among the system's temporary ones, with a name nobody can guess, that goes with the value.
 pub fn scratch() -> Result<TempDir> {
     tempfile::Builder::new().prefix("taper-").tempdir().map_err(Error::at(std::env::temp_dir()))

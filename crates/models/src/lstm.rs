@@ -9,7 +9,7 @@ use crate::ops::{
     Activation, LstmState, LstmWeights, Mask, embedding, linear, linear_cross_entropy, lstm, masked,
     mean_square, mean_square_change,
 };
-use crate::registry::Config;
+use crate::registry::{Architecture, Config};
 use crate::rng::Rng;
 use crate::{Error, Loss, Mode, Model, Result, Task};
 use candle_core::Tensor;
@@ -121,6 +121,10 @@ impl Config for LstmConfig {
             cost.activation_bytes += Count(4 * 7) * hidden;
         }
         Ok(cost)
+    }
+
+    fn architecture(&self) -> Option<Architecture> {
+        Some(Architecture::Lstm(self.clone()))
     }
 
     fn smallest_task(&self) -> Option<Task> {

@@ -3,7 +3,7 @@ use crate::cost::{Cost, Count, check_layers, largest, product};
 use crate::init::torch_uniform;
 use crate::layers::{images, not_zero};
 use crate::ops::{Activation, linear};
-use crate::registry::Config;
+use crate::registry::{Architecture, Config};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -56,6 +56,10 @@ impl Config for MlpConfig {
             cost.activation_bytes += product(&[4, pair[1]]);
         }
         Ok(cost)
+    }
+
+    fn architecture(&self) -> Option<Architecture> {
+        Some(Architecture::Mlp(self.clone()))
     }
 
     fn smallest_task(&self) -> Option<Task> {

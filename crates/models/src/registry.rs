@@ -21,12 +21,31 @@ pub trait Config: Serialize + DeserializeOwned + Default + 'static {
     fn smallest_task(&self) -> Option<Task> {
         None
     }
+    /// What the network is made of, for those who write it down in another form. Defaults to nothing: only its code knows.
+    fn architecture(&self) -> Option<Architecture> {
+        None
+    }
     /// The key that most of the cost goes with, as a path (`hidden[1]`): where to point when it is too much.
     fn heaviest(&self) -> Option<String> {
         None
     }
 }
 
+/// A network that is known by its configuration.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Architecture {
+    /// Linear layers with ReLU between them.
+    Mlp(crate::mlp::MlpConfig),
+    /// A residual network.
+    ResNet(crate::resnet::ResNetConfig),
+    /// A densely connected network.
+    DenseNet(crate::densenet::DenseNetConfig),
+    /// An LSTM language model.
+    Lstm(crate::lstm::LstmConfig),
+}
+
+type Describe = dyn Fn(&Value) -> Result<Option<Architecture>> + Send + Sync;
 type Build = dyn Fn(&Value, Task, VarBuilder) -> Result<Box<dyn Model>> + Send + Sync;
 type CostOf = dyn Fn(&Value, Task) -> Result<Cost> + Send + Sync;
 type Check = dyn Fn(&Value) -> Result<Value> + Send + Sync;
@@ -42,6 +61,7 @@ pub struct Entry {
     check: Box<Check>,
     build: Box<Build>,
     cost: Box<CostOf>,
+    describe: Box<Describe>,
 }
 
 impl Entry {
@@ -52,6 +72,10 @@ impl Entry {
     /// Builds the model, unless it is larger than [`MOST_PARAMETERS`] or the machine's memory.
     pub fn build(&self, config: &Value, task: Task, vb: VarBuilder) -> Result<Box<dyn Model>> {
         (self.build)(config, task, vb)
+    }
+    /// What it is made of, where more than its code knows that.
+    pub fn architecture(&self, config: &Value) -> Result<Option<Architecture>> {
+        (self.describe)(config)
     }
     /// What one sample costs.
     pub fn cost(&self, config: &Value, task: Task) -> Result<Cost> {
@@ -91,7 +115,8 @@ impl Registry {
             let key = config.heaviest().unwrap_or_else(|| "name".into());
             cost.check(name, &key, memory).map(|()| cost)
         };
-        let (parse_to_check, parse_to_build) = (parse.clone(), parse.clone());
+        let (parse_to_check, parse_to_build, parse_to_describe) =
+            (parse.clone(), parse.clone(), parse.clone());
         // The configuration's own errors name the kind of network, not what it is called here.
         let named = move |e| match e {
             Error::Config { key, message, .. } => Error::Config { model: name.into(), key, message },
@@ -114,6 +139,7 @@ impl Registry {
                 judged(&config, task, memory).and_then(|_| config.build(task, vb)).map_err(named)
             }),
             cost: Box::new(move |given, task| parse(given)?.cost(task).map_err(named)),
+            describe: Box::new(move |given| Ok(parse_to_describe(given)?.architecture())),
         };
         self.0.insert(name, entry);
         Ok(())

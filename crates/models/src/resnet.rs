@@ -2,7 +2,7 @@
 use crate::cost::{Cost, Count, check_layers, largest, product};
 use crate::layers::{Conv, Head, Kernel, Meter, Norm, Style, config_error, images, not_zero};
 use crate::ops::{self, FeatureMap, Precision, ScaleInit, Window};
-use crate::registry::{Config, Registry};
+use crate::registry::{Architecture, Config, Registry};
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -200,6 +200,10 @@ impl Config for ResNetConfig {
         }
         meter.head(self.features(), classes);
         Ok(meter.cost)
+    }
+
+    fn architecture(&self) -> Option<Architecture> {
+        Some(Architecture::ResNet(self.clone()))
     }
 
     fn smallest_task(&self) -> Option<Task> {

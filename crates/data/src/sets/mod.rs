@@ -1,4 +1,6 @@
 //! The data sets that come with Taper, one file a family.
+mod arrays;
+mod folder;
 mod ptb;
 mod synthetic_images;
 mod synthetic_text;
@@ -16,6 +18,8 @@ pub fn all() -> Vec<Arc<dyn Dataset>> {
         Arc::new(&vision::FASHION_MNIST),
         Arc::new(&vision::CIFAR10),
         Arc::new(&vision::CIFAR100),
+        Arc::new(folder::Folder),
+        Arc::new(arrays::ArrayFile),
         Arc::new(ptb::Ptb),
         Arc::new(text::TextFiles),
         Arc::new(synthetic_images::SyntheticImages),

@@ -7,7 +7,7 @@ use crate::digest::{self, Content};
 use crate::hub::Repo;
 use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::search::{Form, Layout, Search, Spec, find};
-use crate::text::{Text, Vocabulary, read_lines};
+use crate::text::{Text, Unit, Vocabulary, read_lines};
 use crate::{Data, DataError, Loaded, Provenance, Source, parquet};
 
 /// Penn Treebank in Mikolov's preprocessing.
@@ -67,6 +67,10 @@ impl Dataset for Ptb {
         }
     }
 
+    fn licence(&self) -> Option<&'static str> {
+        Some("LDC User Agreement (Treebank-3, LDC99T42); in Mikolov's preprocessing")
+    }
+
     fn files(&self) -> Option<&'static Spec> {
         Some(&SPEC)
     }
@@ -108,7 +112,7 @@ impl Dataset for Ptb {
         let vocabulary = Vocabulary::by_appearance((0..3).flat_map(lines));
         let encode = |split: usize| vocabulary.encode(lines(split), found.files[split].path());
         let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
-        let text = Text { train, valid, test, vocab: vocabulary.words() };
+        let text = Text { train, valid, test, vocab: vocabulary.words(), unit: Unit::Word };
         let provenance = Provenance {
             name: SPEC.name.into(),
             source: found.place,
@@ -117,6 +121,7 @@ impl Dataset for Ptb {
             content,
             verified: verdict.verified,
             subset: verdict.subset,
+            classes: Vec::new(),
             entropy_rate: None,
         };
         Ok(Loaded { data: Data::Text(text), normalize: None, provenance })

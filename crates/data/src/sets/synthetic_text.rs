@@ -10,7 +10,7 @@ use taper_random::Rng;
 
 use crate::digest::Content;
 use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
-use crate::{Data, DataError, Loaded, Provenance, Search, Text};
+use crate::{Data, DataError, Loaded, Provenance, Search, Text, Unit};
 
 /// A seeded Markov source.
 pub struct SyntheticText;
@@ -81,7 +81,13 @@ impl Dataset for SyntheticText {
         let content = [("train", &train), ("valid", &valid), ("test", &test)]
             .map(|(name, words)| Content::of_lines(name, [join(words, &vocab).as_str()].into_iter()))
             .into();
-        let text = Text { train: train.into(), valid: valid.into(), test: test.into(), vocab: vocab.into() };
+        let text = Text {
+            train: train.into(),
+            valid: valid.into(),
+            test: test.into(),
+            vocab: vocab.into(),
+            unit: Unit::Word,
+        };
         let entropy_rate = Some(source.entropy());
         let provenance = Provenance { entropy_rate, ..Provenance::generated(self.name(), content) };
         Ok(Loaded { data: Data::Text(text), normalize: None, provenance })

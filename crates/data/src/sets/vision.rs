@@ -18,6 +18,7 @@ pub struct Vision {
     shape: Shape,
     normalize: fn() -> Normalize,
     summary: &'static str,
+    licence: &'static str,
     /// The hub's parquet column of images.
     image_column: &'static str,
     /// The hub's parquet columns of labels: the labels, and coarse ones where there are any.
@@ -102,6 +103,7 @@ pub static MNIST: Vision = Vision {
     shape: GREY,
     normalize: Normalize::mnist,
     summary: "handwritten digits, 60,000 + 10,000 grey images of 28x28 in 10 classes",
+    licence: "CC BY-SA 3.0 (LeCun, Cortes, Burges), as its mirrors state it; derived from NIST's",
     image_column: "image",
     label_columns: &["label"],
     records: None,
@@ -134,6 +136,7 @@ pub static FASHION_MNIST: Vision = Vision {
     shape: GREY,
     normalize: || Normalize { mean: vec![0.2860], std: vec![0.3530] },
     summary: "articles of clothing, 60,000 + 10,000 grey images of 28x28 in 10 classes",
+    licence: "MIT (Zalando SE)",
     image_column: "image",
     label_columns: &["label"],
     records: None,
@@ -179,6 +182,7 @@ pub static CIFAR10: Vision = Vision {
     shape: COLOUR,
     normalize: Normalize::cifar,
     summary: "photographs, 50,000 + 10,000 colour images of 32x32 in 10 classes",
+    licence: "none stated by its publishers; they ask to cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
     image_column: "img",
     label_columns: &["label"],
     records: Some(Records {
@@ -222,6 +226,7 @@ pub static CIFAR100: Vision = Vision {
     shape: Shape { classes: 100, ..COLOUR },
     normalize: Normalize::cifar,
     summary: "photographs, 50,000 + 10,000 colour images of 32x32 in 100 fine or 20 coarse classes",
+    licence: "none stated by its publishers; they ask to cite Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
     image_column: "img",
     label_columns: &["fine_label", "coarse_label"],
     records: Some(Records { labels: 2, train: &["train.bin"], test: "test.bin" }),
@@ -253,6 +258,10 @@ impl Dataset for &'static Vision {
             });
         }
         Description { summary: self.summary.into(), options: docs }
+    }
+
+    fn licence(&self) -> Option<&'static str> {
+        Some(self.licence)
     }
 
     fn files(&self) -> Option<&'static Spec> {
@@ -297,6 +306,7 @@ impl Dataset for &'static Vision {
             content,
             verified: verdict.verified,
             subset: verdict.subset,
+            classes: Vec::new(),
             entropy_rate: None,
         };
         Ok(Loaded { data: Data::Images { train, test }, normalize: Some((self.normalize)()), provenance })

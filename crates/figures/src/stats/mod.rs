@@ -18,11 +18,13 @@
 //!
 //! Values that are not finite are the caller's to count: a run that diverged has no value, and every function here says
 //! what it does with one.
+mod calibration;
 mod distribution;
 mod interval;
 mod permutation;
 mod search;
 
+pub use calibration::{Calibration, Reliability};
 pub use distribution::{normal_cdf, normal_quantile, student_quantile};
 pub use interval::{Interval, bca, student};
 pub use permutation::{SignFlip, holm, least_pairs, pairs_needed, sign_flip};

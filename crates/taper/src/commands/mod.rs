@@ -3,11 +3,14 @@ mod bench;
 mod compare;
 mod completions;
 mod data;
+mod eval;
+mod export;
 mod init;
 mod keys;
 mod optimizers;
 mod picture;
 mod plan;
+mod predict;
 mod ranks;
 mod recipes;
 mod replay;
@@ -17,6 +20,7 @@ mod schema;
 mod signals;
 mod sweep;
 mod train;
+mod trained;
 mod verify;
 
 use crate::log;
@@ -104,6 +108,9 @@ enum Command {
     Replay(replay::Args),
     Compare(compare::Args),
     Verify(verify::Args),
+    Eval(eval::Args),
+    Predict(predict::Args),
+    Export(export::Args),
     Report(report::Args),
     Reproduce(reproduce::Args),
     Data(data::Args),
@@ -252,6 +259,9 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Replay(command) => replay::run(&command, registries),
         Command::Compare(command) => compare::run(&command, registries),
         Command::Verify(command) => verify::run(&command, &args.common, registries),
+        Command::Eval(command) => eval::run(&command, &args.common, registries),
+        Command::Predict(command) => predict::run(&command, &args.common, registries),
+        Command::Export(command) => export::run(&command, &args.common, registries),
         Command::Report(command) => report::run(&command),
         Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),
         Command::Data(command) => data::run(&command, &args.common, registries),

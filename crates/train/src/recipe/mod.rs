@@ -75,6 +75,12 @@ pub use write::flow as on_one_line;
 
 use layers::Layers;
 use path::Path;
+use source::{Origin, Source};
+
+/// What a text stands for, read as a recipe's values are; `label` says in errors where the text is from.
+pub fn value(label: &str, text: &str) -> Result<Value, RecipeError> {
+    Ok(yaml::parse(&Source::new(Origin::Set, label, text))?.value())
+}
 
 /// A resolved recipe: its settings (through `Deref`), where each came from, and the runs of its sweep.
 ///

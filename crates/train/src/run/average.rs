@@ -33,6 +33,13 @@ pub(crate) struct State {
     asgd: Option<Asgd>,
 }
 
+impl State {
+    /// Whether there is an average of this kind that evaluations are to use.
+    pub fn in_use(&self, kind: &Average) -> bool {
+        self.samples > 0 && !matches!(kind, Average::Asgd { swap: false, .. })
+    }
+}
+
 /// Averaged SGD under way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Asgd {
@@ -126,7 +133,7 @@ impl Averaging {
 
     /// Whether there is an average that evaluations are to use.
     pub fn in_use(&self) -> bool {
-        self.state.samples > 0 && !matches!(self.kind, Average::Asgd { swap: false, .. })
+        self.state.in_use(&self.kind)
     }
 
     /// The weights become the average and the average the weights, to the bit: twice is as if never.

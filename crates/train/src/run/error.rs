@@ -54,6 +54,14 @@ pub enum RunError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// What a path names is whole and cannot be used as it was asked for.
+    #[error("{}: {message}", path.display())]
+    Unusable {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was expected and found.
+        message: String,
+    },
     /// Another process trains the same run.
     #[error("{}: {holder} is at work on this run: wait for it, or stop it first", folder.display())]
     Busy {
@@ -82,10 +90,14 @@ impl RunError {
         move |source| Self::Io { path, source }
     }
 
+    pub(crate) fn unusable(path: impl AsRef<Path>, message: impl Into<String>) -> Self {
+        Self::Unusable { path: path.as_ref().to_path_buf(), message: message.into() }
+    }
+
     /// The exit code of the command: 2 for bad input, 130 after an interrupt, else 1.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Recipe(_) | Self::Data(_) => 2,
+            Self::Recipe(_) | Self::Data(_) | Self::Unusable { .. } => 2,
             Self::Interrupted { .. } => 130,
             _ => 1,
         }

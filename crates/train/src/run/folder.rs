@@ -144,6 +144,62 @@ pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
     text.lines().enumerate().map(parse).collect()
 }
 
+/// A checkpoint of a run, whole and of this run.
+pub(crate) struct Found {
+    /// The run's folder.
+    pub run: PathBuf,
+    pub recipe: Recipe,
+    pub loaded: checkpoint::Loaded,
+}
+
+/// The checkpoint that a path stands for: the folder of one inside its run, or the folder of a run, whose newest it is, or its
+/// best where that is asked for.
+pub(crate) fn checkpoint(path: &Path, best: bool, sections: &dyn Sections) -> Result<Found, RunError> {
+    let refuse = |message: &str| Err(RunError::unusable(path, message));
+    if !path.try_exists().map_err(RunError::io(path))? {
+        return refuse("there is no such folder");
+    }
+    let is_checkpoint = path.join("state.json").is_file();
+    let inside =
+        if is_checkpoint { path.canonicalize().map_err(RunError::io(path))? } else { PathBuf::new() };
+    let run = match is_checkpoint {
+        true => inside.ancestors().nth(2).unwrap_or(path),
+        false => path,
+    };
+    if !run.join("recipe.yaml").is_file() {
+        return match is_checkpoint {
+            true => refuse(
+                "the checkpoint is not in its run: expected RUN/checkpoints/step-<n> with RUN/recipe.yaml",
+            ),
+            false => {
+                refuse("expected the folder of a run, which holds recipe.yaml, or of one of its checkpoints")
+            }
+        };
+    }
+    let recipe = recipe(run, sections)?;
+    let metrics = bytes(&run.join("metrics.jsonl"))?;
+    let load = |step: u64| {
+        let loaded = checkpoint::read(&checkpoint::path(run, step))?;
+        loaded.belongs_to(run, step, recipe.id(), &metrics).map(|()| loaded)
+    };
+    let steps = checkpoint::steps(run)?;
+    let named = |step: &u64| inside.file_name() == checkpoint::path(run, *step).file_name();
+    let chosen = if is_checkpoint { steps.iter().find(|step| named(step)) } else { steps.first() };
+    let Some(step) = chosen else {
+        return refuse("has no checkpoint: train the run first (`train` goes on where it was)");
+    };
+    let mut loaded = load(*step)?;
+    if best && !is_checkpoint {
+        let Some((_, step)) = loaded.state.best else {
+            return refuse(
+                "knows no best checkpoint: `train.select` is `last` and there is no validation set",
+            );
+        };
+        loaded = load(step)?;
+    }
+    Ok(Found { run: run.to_path_buf(), recipe, loaded })
+}
+
 /// A run as far as its folder has it, for whoever looks at runs and goes on with none: finished, diverged, interrupted, under
 /// way or damaged.
 #[derive(Debug)]

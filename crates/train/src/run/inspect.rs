@@ -51,7 +51,7 @@ pub fn evaluate_start(
 ) -> Result<Instant, RunError> {
     let mut task = task::of(recipe, registries, search, &device(recipe)?, &World::alone())?;
     let begin = Instant::now();
-    task.evaluate_while(Split::Test, more)?;
+    task.evaluate_while(Split::Test, &mut |seen| Ok(more(seen.samples)))?;
     Ok(begin)
 }
 

@@ -10,7 +10,7 @@
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
-mod average;
+pub(crate) mod average;
 mod bulk;
 pub(crate) mod checkpoint;
 mod divide;
@@ -21,28 +21,28 @@ mod feed;
 mod figure;
 pub mod folder;
 mod gather;
-mod inputs;
+pub(crate) mod inputs;
 mod inspect;
 mod locate;
 pub(crate) mod lock;
-mod manifest;
-mod metrics;
+pub(crate) mod manifest;
+pub(crate) mod metrics;
 #[cfg(feature = "nccl")]
 mod nccl;
-mod network;
-mod number;
-mod open;
+pub(crate) mod network;
+pub(crate) mod number;
+pub(crate) mod open;
 mod optimizers;
 mod problem;
 mod progress;
 mod ranks;
 mod shards;
-mod summary;
-mod task;
+pub(crate) mod summary;
+pub(crate) mod task;
 pub(crate) mod tensorboard;
 mod timing;
 mod watch;
-mod weights;
+pub(crate) mod weights;
 mod writer;
 
 pub use error::RunError;
@@ -84,7 +84,7 @@ use taper_world::World;
 use task::{Gradient, Task};
 use timing::Timing;
 use tracing::{debug, info, warn};
-use weights::Buffers;
+use weights::{Buffers, MODEL};
 use writer::Writer;
 
 /// How to run, as opposed to what: nothing here can change a result, unless mixing is allowed, which the result then says.
@@ -293,8 +293,11 @@ struct Run<'a> {
 /// What the model carries between batches: a file of its own, so that the weights are the model's and nothing else.
 const CARRY: &str = "carry.safetensors";
 
+/// The average of the weights.
+pub(crate) const AVERAGE: &str = "average.safetensors";
+
 /// The weights that evaluations use, where the optimizer has others for them than it trains.
-const EVALUATION_WEIGHTS: &str = "evaluation.safetensors";
+pub(crate) const EVALUATION_WEIGHTS: &str = "evaluation.safetensors";
 
 /// All parameters and buffers as they are.
 fn tensors_of(task: &dyn Task) -> BTreeMap<String, Tensor> {
@@ -565,12 +568,12 @@ impl Run<'_> {
         let evaluation = self.with_evaluation_weights(|task| Ok(bytes(&tensors_of(task))?))?;
         // All that takes all processes is done with this.
         let Some(mut files) = self.optimizers.save(&self.options.world)? else { return Ok(()) };
-        files.insert("model.safetensors".into(), bytes(&weights)?);
+        files.insert(MODEL.into(), bytes(&weights)?);
         if !carry.is_empty() {
             files.insert(CARRY.into(), bytes(&carry)?);
         }
         if let Some(average) = self.average.tensors() {
-            files.insert("average.safetensors".into(), bytes(&average)?);
+            files.insert(AVERAGE.into(), bytes(&average)?);
         }
         if let Some(evaluation) = evaluation {
             files.insert(EVALUATION_WEIGHTS.into(), evaluation);

@@ -7,7 +7,7 @@ use super::feed::Feed;
 use super::figure::Figure;
 use super::metrics::{Split, Values};
 use super::shards::{Contribution, Numbers, Shards};
-use super::task::{Gradient, Task};
+use super::task::{Gradient, Seen, Task};
 use super::weights::Buffers;
 use crate::Registries;
 use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
@@ -18,8 +18,8 @@ use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 use taper_data::{
-    Data, DataError, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search, SplitSize,
-    TextStream,
+    Data, DataError, Depth, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search,
+    SplitSize, Text, TextStream,
 };
 use taper_models::init::is_buffer;
 use taper_models::op_span;
@@ -59,8 +59,21 @@ struct Kept {
 }
 
 enum Source {
-    Images { train: ImagePipeline, val: Option<ImagePipeline>, test: ImagePipeline },
-    Text { train: TextStream, val: TextStream, test: TextStream, lengths: Lengths },
+    /// `seen` is the training set as it is, in its order, for evaluations.
+    Images {
+        train: ImagePipeline,
+        seen: ImagePipeline,
+        val: Option<ImagePipeline>,
+        test: ImagePipeline,
+        classes: usize,
+    },
+    Text {
+        train: TextStream,
+        val: TextStream,
+        test: TextStream,
+        lengths: Lengths,
+        words: Text,
+    },
 }
 
 type Batches = Box<dyn Iterator<Item = Result<Batch, RunError>>>;
@@ -130,7 +143,9 @@ impl Network {
         let entry = registries.models.get(&model.name)?;
         let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
         let feed = match &source {
-            Source::Images { train, .. } if !device.is_cpu() => Some(Arc::new(Feed::new(train, device)?)),
+            Source::Images { train, .. } if !device.is_cpu() && train.is_bytes() => {
+                Some(Arc::new(Feed::new(train, device)?))
+            }
             _ => None,
         };
         let (device, seed) = (device.clone(), recipe.seed);
@@ -153,6 +168,98 @@ impl Network {
             numbers,
             carries,
         })
+    }
+
+    /// What the network was built for.
+    pub fn shape(&self) -> Shape {
+        match &self.source {
+            Source::Images { classes, test, .. } => {
+                let (height, width, channels) = test.shape();
+                Shape::Images { height, width, channels, classes: *classes }
+            }
+            Source::Text { words, .. } => Shape::Tokens { vocab: words.vocab.len() },
+        }
+    }
+
+    /// How images are normalised.
+    pub fn normalize(&self) -> Option<&taper_data::Normalize> {
+        match &self.source {
+            Source::Images { test, .. } => Some(test.normalize()),
+            Source::Text { .. } => None,
+        }
+    }
+
+    /// The words of a text.
+    pub fn words(&self) -> Option<&Text> {
+        match &self.source {
+            Source::Images { .. } => None,
+            Source::Text { words, .. } => Some(words),
+        }
+    }
+
+    /// The logits of images, in their order: normalised and cut into batches as those of an evaluation.
+    pub fn classify(&mut self, images: Images) -> Result<Vec<Vec<f32>>, RunError> {
+        let Source::Images { test, .. } = &self.source else { return Ok(Vec::new()) };
+        let batches = self.image_batches(&test.over(images)?, 0, 0);
+        let mut rows = Vec::new();
+        for batch in batches {
+            rows.extend(self.model.logits(&batch?.input, Mode::Eval)?.to_vec2::<f32>()?);
+        }
+        Ok(rows)
+    }
+
+    /// Whether images are bytes, as pictures are.
+    pub fn takes_pictures(&self) -> bool {
+        matches!(&self.source, Source::Images { test, .. } if test.is_bytes())
+    }
+
+    /// Evaluates on other data from here on, as it is and normalised as the run's own: images of the same size, whose classes go
+    /// by name where both have names, or text under the same numbers. The error says what does not fit; then nothing is changed.
+    pub fn evaluate_on(&mut self, loaded: Loaded) -> Result<(), String> {
+        let (expected, found) = (self.shape(), shape(&loaded));
+        let failed = |e: DataError| e.to_string();
+        match (&mut self.source, loaded.data) {
+            (
+                Source::Images { seen, val, test, classes, .. },
+                Data::Images { train: images, test: others },
+            ) => {
+                if test.shape() != (others.height, others.width, others.channels)
+                    || test.is_bytes() != (others.depth == Depth::Byte)
+                {
+                    let depth = |bytes| if bytes { "bytes" } else { "floats" };
+                    let [of, are] = [test.is_bytes(), others.depth == Depth::Byte].map(depth);
+                    return Err(format!("expected {expected} of {of}, found {found} of {are}"));
+                }
+                let [ours, theirs] = [&self.provenance.classes, &loaded.provenance.classes];
+                let named = |images: Images| match ours.is_empty() || theirs.is_empty() {
+                    true => same_classes(images, *classes),
+                    false => by_name(images, theirs, ours),
+                };
+                let (all, others) = (named(images)?, named(others)?);
+                (*seen, *test) = (test.over(all).map_err(failed)?, test.over(others).map_err(failed)?);
+                *val = None;
+            }
+            (Source::Text { train, val, test, words, .. }, Data::Text(text)) => {
+                let (text, streams) = (words.renumber(&text)?, test.streams());
+                let stream = |part: &Arc<[u32]>| TextStream::new(part.clone(), streams).map_err(failed);
+                (*train, *val, *test) = (stream(&text.train)?, stream(&text.valid)?, stream(&text.test)?);
+            }
+            _ => return Err(format!("expected {expected}, found {found}")),
+        }
+        self.provenance = loaded.provenance;
+        Ok(())
+    }
+
+    /// Carries nothing any more.
+    pub fn forget(&mut self) -> Result<(), RunError> {
+        self.set_carried(Vec::new())
+    }
+
+    /// The logits of the token after these, which go on from the ones before.
+    pub fn continue_with(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RunError> {
+        let input = Tensor::from_slice(tokens, (tokens.len(), 1), &self.device)?;
+        let logits = self.model.logits(&input, Mode::Eval)?;
+        Ok(logits.get(tokens.len().saturating_sub(1))?.to_vec1()?)
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.
@@ -389,7 +496,7 @@ impl Task for Network {
     fn evaluate_while(
         &mut self,
         split: Split,
-        more: &mut dyn FnMut(u64) -> bool,
+        more: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
     ) -> Result<Values, RunError> {
         let sums = self.afresh(|network| network.judge(split, more))?;
         Ok(self.values(&sums))
@@ -470,6 +577,7 @@ impl Source {
     fn new(recipe: &Recipe, section: &recipe::Data, loaded: Loaded) -> Result<Self, RunError> {
         match loaded.data {
             Data::Images { train, test } => {
+                let classes = train.classes;
                 let normalize = match &section.augment.normalize {
                     Some(n) => taper_data::Normalize {
                         mean: n.mean.iter().map(|v| *v as f32).collect(),
@@ -504,13 +612,19 @@ impl Source {
                     Some(held) => Some(ImagePipeline::new(train.clone(), still(Some(held)), recipe.seed)?),
                     None => None,
                 };
-                let moving =
-                    PipelineConfig { batch_size: section.batch_size, shuffle: true, augment, ..still(rest) };
+                let moving = PipelineConfig {
+                    batch_size: section.batch_size,
+                    shuffle: true,
+                    augment,
+                    ..still(rest.clone())
+                };
+                let seen = ImagePipeline::new(train.clone(), still(rest), recipe.seed)?;
                 let train = ImagePipeline::new(train, moving, recipe.seed)?;
                 if train.samples() == 0 {
                     return Err(recipe.error_at("data.val", "data.val leaves no sample to train on").into());
                 }
-                Ok(Self::Images { train, val, test: ImagePipeline::new(test, still(None), recipe.seed)? })
+                let test = ImagePipeline::new(test, still(None), recipe.seed)?;
+                Ok(Self::Images { train, seen, val, test, classes })
             }
             Data::Text(text) => {
                 let Some(bptt) = &recipe.train.bptt else {
@@ -527,10 +641,11 @@ impl Source {
                     })
                 };
                 Ok(Self::Text {
-                    train: TextStream::new(text.train, section.batch_size)?,
-                    val: judged(text.valid)?,
-                    test: judged(text.test)?,
+                    train: TextStream::new(text.train.clone(), section.batch_size)?,
+                    val: judged(text.valid.clone())?,
+                    test: judged(text.test.clone())?,
                     lengths,
+                    words: text,
                 })
             }
         }
@@ -579,6 +694,32 @@ fn tokens(stream: &TextStream, window: taper_data::Window, device: &Device) -> R
     })
 }
 
+/// Images as they are, if they are of so many classes.
+fn same_classes(images: Images, classes: usize) -> Result<Images, String> {
+    match images.classes == classes {
+        true => Ok(images),
+        false => Err(format!("expected {classes} classes, found {}", images.classes)),
+    }
+}
+
+/// Images under the labels that their classes have elsewhere.
+fn by_name(images: Images, names: &[String], elsewhere: &[String]) -> Result<Images, String> {
+    let place = |name: &String| {
+        let missing = || format!("expected the classes {}, found {name}", elsewhere.join(", "));
+        // A label is a byte, and there is a label for each name.
+        elsewhere.iter().position(|known| known == name).map(|at| at as u8).ok_or_else(missing)
+    };
+    let places = names.iter().map(place).collect::<Result<Vec<u8>, String>>()?;
+    let label = |label: &u8| places.get(usize::from(*label)).copied().unwrap_or(u8::MAX);
+    let labels = images.labels().iter().map(label).collect();
+    images.relabelled(labels, elsewhere.len(), "data".as_ref()).map_err(|e| e.to_string())
+}
+
+/// The place of the largest logit, the first of equals.
+pub(crate) fn largest(row: &[f32]) -> usize {
+    (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
+}
+
 /// How many rows have their largest logit (the first of equals) at the target. A GPU counts them itself.
 fn correct(logits: &Tensor, target: &Tensor) -> Result<Figure, RunError> {
     if !logits.device().is_cpu() {
@@ -587,7 +728,6 @@ fn correct(logits: &Tensor, target: &Tensor) -> Result<Figure, RunError> {
     }
     let classes = logits.dim(D::Minus1)?.max(1);
     let (logits, target) = (logits.detach().flatten_all()?.to_vec1::<f32>()?, target.to_vec1::<u32>()?);
-    let largest = |row: &[f32]| (1..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
     let rows = logits.chunks_exact(classes);
     let right = rows.zip(target).filter(|(row, target)| largest(row) == *target as usize);
     Ok(Figure::Known(right.count() as f64))

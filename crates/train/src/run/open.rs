@@ -10,9 +10,9 @@ use super::optimizers::Optimizers;
 use super::progress::{Progress, Show};
 use super::task::{self, Task};
 use super::timing::Timing;
-use super::weights::Weights;
+use super::weights::{MODEL, Weights};
 use super::writer::Writer;
-use super::{CARRY, Options, Run, RunError, extend, folder, manifest, ranks};
+use super::{AVERAGE, CARRY, Options, Run, RunError, extend, folder, manifest, ranks};
 use crate::recipe::{Average, Metric, Select};
 use crate::{Recipe, Registries};
 use candle_core::{Device, Tensor};
@@ -72,10 +72,10 @@ impl<'a> Run<'a> {
         let start = ranks::start(&options.world, &folder, loaded)?;
         let mut state = State { recipe: recipe.id().to_owned(), ..State::default() };
         if let Some(loaded) = start.loaded {
-            task.params().set(&tensors(&loaded.files, "model.safetensors")?.into_iter().collect())?;
+            task.params().set(&tensors(&loaded.files, MODEL)?.into_iter().collect())?;
             let carried: Vec<(String, Tensor)> = tensors(&loaded.files, CARRY)?.into_iter().collect();
             task.set_carry(&carried)?;
-            average.load(loaded.state.average.clone(), tensors(&loaded.files, "average.safetensors")?)?;
+            average.load(loaded.state.average.clone(), tensors(&loaded.files, AVERAGE)?)?;
             if average.asgd() {
                 optimizers.switch_to_averaged();
             }
@@ -203,7 +203,10 @@ fn same_arithmetic(
 }
 
 /// The tensors of a checkpoint's file; none where there is no such file.
-fn tensors(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Result<BTreeMap<String, Tensor>, RunError> {
+pub(crate) fn tensors(
+    files: &BTreeMap<String, Vec<u8>>,
+    name: &str,
+) -> Result<BTreeMap<String, Tensor>, RunError> {
     match files.get(name) {
         Some(bytes) => Ok(candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?.into_iter().collect()),
         None => Ok(BTreeMap::new()),
@@ -211,7 +214,7 @@ fn tensors(files: &BTreeMap<String, Vec<u8>>, name: &str) -> Result<BTreeMap<Str
 }
 
 /// The device of a recipe; which one `auto` found is said.
-pub(super) fn device(recipe: &Recipe) -> Result<Device, RunError> {
+pub(crate) fn device(recipe: &Recipe) -> Result<Device, RunError> {
     let opened = crate::device::open(recipe.device).map_err(|e| recipe.error_at("device", e))?;
     if let Some(choice) = opened.choice {
         info!("{}: {choice}", recipe.name);

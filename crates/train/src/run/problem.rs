@@ -3,7 +3,7 @@ use super::RunError;
 use super::checkpoint::Sums;
 use super::figure::Figure;
 use super::metrics::{Split, Values};
-use super::task::{Gradient, Task};
+use super::task::{Gradient, Seen, Task};
 use crate::Registries;
 use crate::numeric::Function;
 use crate::recipe::{Problem, Recipe};
@@ -98,7 +98,11 @@ impl Task for Minimisation {
         Values::new()
     }
 
-    fn evaluate_while(&mut self, _: Split, _: &mut dyn FnMut(u64) -> bool) -> Result<Values, RunError> {
+    fn evaluate_while(
+        &mut self,
+        _: Split,
+        _: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
+    ) -> Result<Values, RunError> {
         Ok(vec![("loss", self.value_and_gradient()?.0)])
     }
 

@@ -36,6 +36,16 @@ pub(crate) struct Gradient {
     pub batches: u64,
 }
 
+/// A batch that an evaluation has come through.
+pub(crate) struct Seen<'a> {
+    /// Samples, or tokens.
+    pub samples: u64,
+    /// The logits, `[n, classes]`, if the model made them in one piece.
+    pub logits: Option<&'a Tensor>,
+    /// The class of each sample, or the next tokens.
+    pub target: &'a Tensor,
+}
+
 /// What a run trains.
 pub(crate) trait Task {
     /// All parameters and buffers.
@@ -63,11 +73,14 @@ pub(crate) trait Task {
     fn epoch_values(&self, sums: &Sums) -> Values;
     /// The figures of a split for the parameters as they are.
     fn evaluate(&mut self, split: Split) -> Result<Values, RunError> {
-        self.evaluate_while(split, &mut |_| true)
+        self.evaluate_while(split, &mut |_| Ok(true))
     }
-    /// The same over as many batches as `more`, told the samples of each, asks for.
-    fn evaluate_while(&mut self, split: Split, more: &mut dyn FnMut(u64) -> bool)
-    -> Result<Values, RunError>;
+    /// The same over as many batches as `more`, shown each, asks for.
+    fn evaluate_while(
+        &mut self,
+        split: Split,
+        more: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
+    ) -> Result<Values, RunError>;
     /// Gathers the running statistics anew: the mean over the first batches of an epoch, at most `batches`, as they are
     /// trained on.
     fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError>;

@@ -46,7 +46,8 @@ impl Weights {
     }
 }
 
-const MODEL: &str = "model.safetensors";
+/// The weights as they are trained.
+pub(crate) const MODEL: &str = "model.safetensors";
 
 /// The file of weights that a path stands for.
 fn place(path: &Path) -> Result<PathBuf, String> {

@@ -7,19 +7,22 @@ use crate::run::RunError;
 use crate::run::checkpoint::Sums;
 use crate::run::figure::{Figure, read_all};
 use crate::run::metrics::Split;
+use crate::run::task::Seen;
 use std::ops::Range;
 use taper_data::{TextStream, Window};
 use taper_models::Mode;
 use taper_world::{Tree, World};
 
-/// Whether there is to be another batch, told the samples of the last.
-type More<'a> = &'a mut dyn FnMut(u64) -> bool;
+/// Whether there is to be another batch, shown the last.
+type More<'a> = &'a mut dyn FnMut(&Seen) -> Result<bool, RunError>;
 
 impl Network {
     /// The sums over a split.
     pub(super) fn judge(&mut self, split: Split, more: More) -> Result<Sums, RunError> {
         match (&self.source, split) {
-            (Source::Images { val: Some(set), .. }, Split::Val) | (Source::Images { test: set, .. }, _) => {
+            (Source::Images { val: Some(set), .. }, Split::Val)
+            | (Source::Images { seen: set, .. }, Split::Train)
+            | (Source::Images { test: set, .. }, _) => {
                 // Batches of images know nothing of each other: each process has a block of them.
                 let own = self.shards.world().share(set.batches());
                 let batches = self.image_batches(set, 0, own.start).take(own.len());
@@ -32,8 +35,12 @@ impl Network {
                 let all = figures.of_all(self.shards.world())?;
                 Ok(all.into_iter().fold(Sums::default(), Sums::plus))
             }
-            (Source::Text { val, test, lengths, .. }, _) => {
-                let stream = if split == Split::Val { val.clone() } else { test.clone() };
+            (Source::Text { train, val, test, lengths, .. }, _) => {
+                let stream = match split {
+                    Split::Train => train.in_streams(test.streams())?,
+                    Split::Val => val.clone(),
+                    _ => test.clone(),
+                };
                 let windows = stream.fixed_windows(lengths.base).collect::<Vec<_>>();
                 self.read(&stream, &windows, more)
             }
@@ -84,7 +91,7 @@ impl Network {
         let loss = self.model.loss(&batch.input, &batch.target, Mode::Eval)?;
         figures.measured.extend([Figure::of(&loss.nll)?, self.correct(&loss, batch)?]);
         figures.samples.push(batch.samples);
-        Ok(more(batch.samples))
+        more(&Seen { samples: batch.samples, logits: loss.logits.as_ref(), target: &batch.target })
     }
 }
 

@@ -77,7 +77,7 @@ fn page(parts: &[Part]) -> String {
 fn without_numbers(text: &str) -> Vec<String> {
     let [id, number, blank] = [
         r"\b[0-9a-f]{12}\b",
-        r"([0-9]+([.,][0-9]+)*(e-?[0-9]+)?|·|NaN|inf)( ?(ms|s|min|h|B|kB|MB|GB|KiB|MiB|GiB))?\b ?%?|·",
+        r"(([0-9]+([.,][0-9]+)*(e-?[0-9]+)?|\bNaN\b|\binf\b)( ?(ms|s|min|h|B|kB|MB|GB|KiB|MiB|GiB)\b)?|·)( ?%)?",
         r"[ :-]+|\|-+\|",
     ]
     .map(|pattern| Regex::new(pattern).unwrap());

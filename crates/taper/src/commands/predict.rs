@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     tokens: u32,
     /// How freely words are drawn: 1 as the network says, 0 always the most probable
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f64,
     /// The same seed gives the same text
     #[arg(long, value_name = "SEED", default_value_t = 1)]

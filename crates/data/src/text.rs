@@ -15,7 +15,7 @@ pub const EOS: &str = "<eos>";
 pub const UNK: &str = "<unk>";
 
 /// What a text is a sequence of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, schemars::JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
     /// What stands between white space, and [`EOS`] after every line.

@@ -154,6 +154,10 @@ impl Sections for Registries {
         self.data.get(name).ok()?.kind()
     }
 
+    fn data_paths(&self, name: &str) -> &'static [&'static str] {
+        self.data.get(name).map_or(&[], |set| set.paths())
+    }
+
     fn check_optimizer(&self, name: &str, hyper: &Map) -> Result<Map, SectionError> {
         self.optimizers.get(name).and_then(|entry| entry.check(hyper)).map_err(optimizer_error)
     }

@@ -1,6 +1,7 @@
 //! Images of the user's own as arrays: a `.npz` of numpy's or a safetensors file.
 use std::path::{Path, PathBuf};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 use taper_files::sha256_file;
@@ -20,7 +21,7 @@ const NAME: &str = "arrays";
 /// Channels that images may have.
 const MOST_CHANNELS: usize = 4;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     path: PathBuf,
@@ -51,7 +52,7 @@ impl Default for Options {
 }
 
 /// The order of the axes of images in colour.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Layout {
     Auto,
@@ -60,7 +61,7 @@ enum Layout {
 }
 
 /// How many classes, or what they are called.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Deserialize)]
 #[serde(untagged, expecting = "expected a number of classes or a list of their names")]
 enum Classes {
     Count(usize),
@@ -139,6 +140,10 @@ impl Dataset for ArrayFile {
 
     fn kind(&self) -> Option<Kind> {
         Some(Kind::Images)
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn paths(&self) -> &'static [&'static str] {

@@ -14,6 +14,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use rayon::prelude::*;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -43,7 +44,7 @@ const MOST_BYTES: usize = 1 << 34;
 /// Folders inside each other.
 const MOST_DEPTH: usize = 32;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, JsonSchema, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     path: PathBuf,
@@ -55,7 +56,7 @@ struct Options {
 }
 
 /// Rows and columns.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Deserialize)]
 #[serde(untagged, expecting = "expected a number of pixels, or two: [rows, columns]")]
 enum Size {
     Square(usize),
@@ -63,7 +64,7 @@ enum Size {
 }
 
 /// What to do with the same image in two classes, or in the training and the test set.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Duplicates {
     Refuse,
@@ -157,6 +158,10 @@ impl Dataset for Folder {
 
     fn kind(&self) -> Option<Kind> {
         Some(Kind::Images)
+    }
+
+    fn schema(&self, generator: &mut SchemaGenerator) -> Option<Schema> {
+        Some(Options::json_schema(generator))
     }
 
     fn paths(&self) -> &'static [&'static str] {

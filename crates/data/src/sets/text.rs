@@ -51,7 +51,7 @@ enum Paths {
 }
 
 /// Files of their own, or a part of the end of those to train on.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, JsonSchema, Deserialize)]
 #[serde(untagged, expecting = "expected a path, a list of paths or a fraction between 0 and 1")]
 enum Part {
     Share(f64),

@@ -41,6 +41,12 @@ pub trait Sections {
         None
     }
 
+    /// The keys of a data set that name files of the user's.
+    fn data_paths(&self, name: &str) -> &'static [&'static str] {
+        let _ = name;
+        &[]
+    }
+
     /// `schedule`.
     fn check_schedule(&self, kind: &str, config: &Map) -> Result<Map, SectionError> {
         let _ = kind;

@@ -203,7 +203,7 @@ impl Recipe {
         };
         merged.shift_remove("sweep");
         merged.retain(|_, value| !value.is_null());
-        beside(&mut merged, &layers);
+        beside(&mut merged, &layers, sections);
         merged.entry("name").or_insert_with(|| stem.into());
         check::fill(&mut merged, &layers, sections)?;
         let merged = Value::Object(merged);
@@ -348,18 +348,15 @@ impl Recipe {
     }
 }
 
-/// Settings that name files.
-const FILES: [&str; 6] =
-    ["data.path", "data.train", "data.valid", "data.test", "data.vocab", "train.init_from"];
-
 /// A relative path that a file has is one from that file, where there is something: the run then has the way from here. What is
 /// not there may be under a folder of data sets, or is from here already.
-fn beside(recipe: &mut Map, layers: &Layers) {
+fn beside(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) {
     let here = std::env::current_dir().unwrap_or_default();
-    for setting in FILES {
-        let path = Path::parse(setting);
-        let folder = layers.folder(&path);
-        let (section, key) = setting.split_once('.').unwrap_or((setting, ""));
+    let data = recipe.get("data").and_then(|data| data.get("name")).and_then(Value::as_str);
+    let of_data = data.map_or(&[][..], |name| sections.data_paths(name));
+    let files = of_data.iter().map(|key| ("data", *key)).chain([("train", "init_from")]);
+    for (section, key) in files {
+        let folder = layers.folder(&Path::parse(&format!("{section}.{key}")));
         let value = recipe.get_mut(section).and_then(|section| section.get_mut(key));
         let (Some(folder), Some(value)) = (folder, value) else { continue };
         let found = |text: &mut String| {

@@ -103,7 +103,7 @@ fn text(
         "data": { "name": data, "batch_size": 128 },
         "model": { "name": model },
         "optimizer": { "name": optimizer },
-        "schedule": { "kind": "cosine", "warmup": 1 },
+        "schedule": { "kind": "cosine", "per": "step" },
         "train": { "epochs": 5 },
     });
     if let Ok(entry) = registries.optimizers.get(optimizer)
@@ -128,7 +128,7 @@ fn text(
     let recipe = Recipe::parse(&label, &settings.to_string(), set, registries)?;
     for path in set.iter().filter_map(|one| Some(one.split_once('=')?.0)) {
         match recipe.value(path) {
-            Some(value) => insert(&mut settings, path, value.clone()),
+            Some(value) => insert(&mut settings, path, from_the_recipe(file, path, value.clone())),
             None if ["sweep", "cluster"].contains(&path.split('.').next().unwrap_or_default()) => {
                 let message = format!("error: {path}: init writes one run; add this to the file");
                 return Err(Failure::usage(message));
@@ -146,6 +146,29 @@ fn text(
         out += &format!("{section}: {}\n", recipe::on_one_line(keys));
     }
     Ok(out)
+}
+
+/// A setting of the command line as the file has it: a path is then from the file.
+fn from_the_recipe(file: &Path, setting: &str, mut value: Value) -> Value {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    if !recipe::FILES.contains(&setting) || folder.as_os_str().is_empty() {
+        return value;
+    }
+    let whole = |text: &mut String| {
+        if let Ok(path) = Path::new(&*text).canonicalize() {
+            *text = path.display().to_string();
+        }
+    };
+    match &mut value {
+        Value::String(text) => whole(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| {
+            if let Value::String(text) = item {
+                whole(text);
+            }
+        }),
+        _ => {}
+    }
+    value
 }
 
 fn insert(settings: &mut Value, path: &str, value: Value) {

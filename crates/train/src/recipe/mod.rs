@@ -342,8 +342,8 @@ impl Recipe {
     }
 }
 
-/// Settings that name files.
-const FILES: [&str; 6] =
+/// Settings that name files. A relative one is from the file that says so.
+pub const FILES: [&str; 6] =
     ["data.path", "data.train", "data.valid", "data.test", "data.vocab", "train.init_from"];
 
 /// A relative path that a file has is one from that file, where there is something: the run then has the way from here. What is

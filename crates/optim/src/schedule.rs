@@ -158,6 +158,9 @@ impl Schedule {
         "sequence",
     ];
 
+    /// Those that cannot begin after a warm-up: they have a length of their own, begin with one, or have no time.
+    pub const WITHOUT_WARMUP: [&'static str; 3] = ["warmup", "sequence", "plateau"];
+
     /// A schedule from a recipe's map; missing values take their defaults, unknown keys are errors. Beside the keys of its kind a
     /// map may have `warmup`: see [`Schedule::after_warmup`].
     ///
@@ -227,7 +230,8 @@ impl Schedule {
         };
         let Ok(Value::Object(mut merged)) = serde_json::to_value(base) else { return Ok(Self::Constant) };
         for (key, value) in map {
-            let known = merged.keys().cloned().chain(["warmup".to_owned()]).collect();
+            let more = (!Self::WITHOUT_WARMUP.contains(&kind)).then(|| "warmup".to_owned());
+            let known = merged.keys().cloned().chain(more).collect();
             let Some(slot) = merged.get_mut(key) else {
                 let optimizer = format!("schedule {kind}");
                 return Err(Error::UnknownHyperparameter { optimizer, key: key.clone(), known });

@@ -91,12 +91,12 @@ fn a_recipe_of_ones_own_is_begun_without_a_question() {
         settings.iter().find(|setting| setting["path"] == path).unwrap()["value"].clone()
     };
     assert_eq!((setting("train.epochs"), setting("model.hidden")), (1.into(), vec![100].into()));
-    assert_eq!(plan["schedules"][0]["per"], "epoch");
+    assert_eq!(plan["schedules"][0]["per"], "step");
     for (args, expected) in [
         (&["init"][..], "recipe.yaml is there already"),
         (&["init", "b.yaml", "--model", "mpl"], "did you mean `mlp`?"),
         (&["init", "b.yaml", "--dataset", "text"], "data.train"),
-        (&["init", "b.yaml", "--set", "train.epoks=1"], "did you mean `epochs`?"),
+        (&["init", "b.yaml", "--set", "train.epocks=1"], "did you mean `epochs`?"),
         (&["init", "b.yaml", "--set", "sweep.seeds=[1, 2]"], "init writes one run"),
         (&["plan", "recipe.yaml", "--out", "curve.png"], "ends in .svg"),
     ] {
@@ -153,6 +153,8 @@ fn the_plan_draws_the_schedule() {
         "train.epochs=40",
         "--set",
         "schedule.warmup=10",
+        "--set",
+        "schedule.per=epoch",
         "--set",
         "schedule.momentum={kind: geometric, ratio: 0.9}",
     ];

@@ -113,7 +113,7 @@ fn every_recipe_is_valid_to_another_validator_and_names_the_schema() {
 const BASE: &str = "data: {name: synthetic-images, train: 64, test: 32}\nmodel: {name: mlp}\n";
 
 /// Recipes with one mistake each.
-const WRONG: [(&str, &str); 26] = [
+const WRONG: [(&str, &str); 27] = [
     ("unknown section", "optimizer: {name: sgd}\ntrain: {epochs: 1}\nsead: 3"),
     ("unknown key of a section", "optimizer: {name: sgd}\ntrain: {epochs: 1, epoks: 2}"),
     ("unknown key of an optimizer", "optimizer: {name: sgd, c: 1}\ntrain: {epochs: 1}"),
@@ -139,6 +139,10 @@ const WRONG: [(&str, &str); 26] = [
         "optimizer: {name: sgd}\nschedule: {kind: cosine, at: [3]}\ntrain: {epochs: 1}",
     ),
     ("warm-up of nothing", "optimizer: {name: sgd}\nschedule: {kind: cosine, warmup: 0}\ntrain: {epochs: 1}"),
+    (
+        "warm-up before a plateau",
+        "optimizer: {name: sgd}\nschedule: {kind: plateau, warmup: 2}\ntrain: {epochs: 1}",
+    ),
     ("per what", "optimizer: {name: sgd}\nschedule: {kind: cosine, per: batch}\ntrain: {epochs: 1}"),
     ("average of no kind", "optimizer: {name: sgd}\ntrain: {epochs: 1, average: mean}"),
     ("ema of 1", "optimizer: {name: sgd}\ntrain: {epochs: 1, average: {kind: ema, decay: 1.0}}"),

@@ -103,7 +103,7 @@ fn text(
         "data": { "name": data, "batch_size": 128 },
         "model": { "name": model },
         "optimizer": { "name": optimizer },
-        "schedule": { "kind": "cosine", "warmup": 1 },
+        "schedule": { "kind": "cosine", "per": "step" },
         "train": { "epochs": 5 },
     });
     if let Ok(entry) = registries.optimizers.get(optimizer)
@@ -126,8 +126,12 @@ fn text(
     // With the settings of the command line on top, as they would be; what is wrong with them is said as `plan` says it.
     let label = file.display().to_string();
     let recipe = Recipe::parse(&label, &settings.to_string(), set, registries)?;
+    let files = recipe::files(Some(data), registries);
     for path in set.iter().filter_map(|one| Some(one.split_once('=')?.0)) {
         match recipe.value(path) {
+            Some(value) if path.split_once('.').is_some_and(|path| files.contains(&path)) => {
+                insert(&mut settings, path, from_the_recipe(file, value.clone()));
+            }
             Some(value) => insert(&mut settings, path, value.clone()),
             None if ["sweep", "cluster"].contains(&path.split('.').next().unwrap_or_default()) => {
                 let message = format!("error: {path}: init writes one run; add this to the file");
@@ -146,6 +150,29 @@ fn text(
         out += &format!("{section}: {}\n", recipe::on_one_line(keys));
     }
     Ok(out)
+}
+
+/// Paths of the command line as the file has them: they are then from the file.
+fn from_the_recipe(file: &Path, mut value: Value) -> Value {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    if folder.as_os_str().is_empty() {
+        return value;
+    }
+    let whole = |text: &mut String| {
+        if let Ok(path) = Path::new(&*text).canonicalize() {
+            *text = path.display().to_string();
+        }
+    };
+    match &mut value {
+        Value::String(text) => whole(text),
+        Value::Array(items) => items.iter_mut().for_each(|item| {
+            if let Value::String(text) = item {
+                whole(text);
+            }
+        }),
+        _ => {}
+    }
+    value
 }
 
 fn insert(settings: &mut Value, path: &str, value: Value) {

@@ -46,7 +46,9 @@ pub fn run(args: &Args, registries: &Registries) -> Result<(), Failure> {
 const FEW: usize = 12;
 
 fn write_key(out: &mut dyn Write, key: &Key, of: usize) -> std::io::Result<()> {
-    writeln!(out, "{}  {}, default {}", key.path, key.takes(), key.default_text())?;
+    let default = key.default_text();
+    let default = if default.is_empty() { default } else { format!(", default {default}") };
+    writeln!(out, "{}  {}{default}", key.path, key.takes())?;
     if !key.about.is_empty() {
         writeln!(out, "    {}", key.about)?;
     }
@@ -90,7 +92,7 @@ fn reference(all: &[Key]) -> String {
         let first = parts.next().unwrap_or_default();
         if first != section && key.path.contains('.') {
             section = first;
-            page += &format!("## `{section}`\n\n| key | takes | default | |\n| --- | --- | --- | --- |\n");
+            page += &format!("\n## `{section}`\n\n| key | takes | default | |\n| --- | --- | --- | --- |\n");
         } else if section.is_empty() {
             section = first;
             page += "## The root\n\n| key | takes | default | |\n| --- | --- | --- | --- |\n";
@@ -113,5 +115,6 @@ fn row(key: &Key) -> String {
     let words: Vec<String> = words.map(|(word, about)| format!("`{word}`: {about}")).collect();
     let about = [vec![key.about.clone()], words].concat().join(" ");
     let (takes, default) = (cell(&key.takes()), cell(&key.default_text()));
-    format!("| `{}` | {takes} | `{default}` | {} |\n", key.path, cell(about.trim()))
+    let default = if default.is_empty() { default } else { format!("`{default}`") };
+    format!("| `{}` | {takes} | {default} | {} |\n", key.path, cell(about.trim()))
 }

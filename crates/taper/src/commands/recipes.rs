@@ -1,8 +1,7 @@
 use super::{Failure, schema};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use taper_optim::Group;
-use taper_train::{Registries, recipe};
+use taper_train::{Registries, keys, recipe};
 
 /// Lists the recipes inside this program, and copies one
 ///
@@ -55,7 +54,7 @@ fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 fn list(args: &Args) -> Result<(), Failure> {
     let pattern = args.pattern.as_deref().unwrap_or("*");
-    let glob = Group::new(pattern).pattern().map_err(|e| Failure::usage(format!("error: {e}")))?;
+    let glob = keys::glob(pattern).map_err(|e| Failure::usage(format!("error: {e}")))?;
     let found: Vec<_> = all().filter(|(name, _)| glob.is_match(name, 0)).collect();
     if found.is_empty() {
         return Err(absent(pattern, "no recipe inside this program matches"));
@@ -87,6 +86,7 @@ fn copy(name: &str, folder: &Path, registries: &Registries) -> Result<(), Failur
         return Err(absent(plain, "no recipe inside this program is called"));
     };
     let file = format!("{}.yaml", name.rsplit('/').next().unwrap_or(name));
+    let folder = folder.strip_prefix(".").unwrap_or(folder);
     let path = folder.join(&file);
     let inside = format!("recipes/{name}.yaml");
     let text = moved(text, Path::new(&inside)).replace(&inside, &path.display().to_string());

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::open::{self, Named};
 use crate::Registries;
 use crate::recipe::{built_in, fixed_sections, sweep_section};
+use taper_optim::Schedule;
 
 /// The schema of a recipe file.
 pub fn schema(registries: &Registries) -> Value {
@@ -17,8 +18,10 @@ pub fn schema(registries: &Registries) -> Value {
     let mut sections = take_properties(&mut root);
     let defaults = built_in();
     for (key, default) in defaults.as_object().into_iter().flatten() {
-        if let Some(section) = sections.get_mut(key) {
-            set_defaults(section, default);
+        match sections.get_mut(key) {
+            Some(section) if default.is_object() => set_defaults(section, default),
+            Some(single) => single["default"] = default.clone(),
+            None => {}
         }
     }
     let mut defs = Map::new();
@@ -46,11 +49,18 @@ pub fn schema(registries: &Registries) -> Value {
             fixed.insert("warmup".into(), warmup());
             defs.insert("schedule".into(), tagged("schedule", tag, &fixed, &named, &mut Map::new(), true));
             fixed.insert("per".into(), per());
-            let momentum =
-                json!({ "$ref": "#/$defs/schedule", "description": "How momentum moves; a plateau cannot." });
+            let momentum = json!({ "$ref": "#/$defs/schedule", "description": "How momentum moves; a plateau cannot.", "default": null });
             fixed.insert("momentum".into(), nullable(momentum));
         }
         let mut schema = tagged(key, tag, &fixed, &named, &mut defs, false);
+        if key == "schedule"
+            && let Some(Value::Array(rules)) = schema.get_mut("allOf")
+        {
+            let kinds = json!({ "kind": { "enum": Schedule::WITHOUT_WARMUP } });
+            let warmup =
+                json!({ "required": ["kind", "warmup"], "properties": { "warmup": { "type": "integer" } } });
+            rules.push(json!({ "not": { "allOf": [{ "properties": kinds }, warmup] } }));
+        }
         schema["description"] = about;
         sections.insert(key.to_owned(), schema);
     };
@@ -66,6 +76,7 @@ pub fn schema(registries: &Registries) -> Value {
     sections["train"]["properties"]["average"] = average_of(average, &mut defs);
     sections.insert("sweep".into(), sweep());
     nullable_at(&mut sections, "name");
+    sections["name"]["default"] = Value::Null;
     let cluster = sections.shift_remove("cluster").unwrap_or_default();
     sections.insert("cluster".into(), nullable(cluster));
     let extends = json!({
@@ -74,6 +85,7 @@ pub fn schema(registries: &Registries) -> Value {
             { "type": ["string", "null"] },
             { "type": "array", "items": { "type": "string" } },
         ],
+        "default": null,
     });
     sections.shift_insert(0, "extends".into(), extends);
     sections["train"]["allOf"] = json!([contradiction("epochs", &["steps"])]);
@@ -110,7 +122,7 @@ fn per() -> Value {
 
 fn warmup() -> Value {
     json!({
-        "description": "The rate rises along a line for so long before the schedule begins; milestones keep their times.",
+        "description": "The rate rises along a line and is full at the end of so many epochs or steps, where the schedule begins; milestones keep their times.",
         "type": ["integer", "null"],
         "minimum": 1,
         "default": null,

@@ -55,7 +55,7 @@ pub fn of(schema: &Value) -> Vec<Key> {
 pub fn find<'a>(keys: &'a [Key], pattern: &str) -> Result<Vec<&'a Key>, String> {
     let words = |path: &str| path.split('.').map(str::to_owned).collect::<Vec<_>>();
     let found: Vec<&Key> = if pattern.contains(['*', '?', '/']) {
-        let glob = taper_optim::Group::new(pattern).pattern().map_err(|e| e.to_string())?;
+        let glob = glob(pattern)?;
         keys.iter().filter(|key| glob.is_match(&key.path, 0) || glob.is_match(&key.written, 0)).collect()
     } else {
         let below = |path: &str| {
@@ -75,6 +75,12 @@ pub fn find<'a>(keys: &'a [Key], pattern: &str) -> Result<Vec<&'a Key>, String> 
     known.extend(keys.iter().flat_map(|key| words(&key.path)));
     let near = nearest(pattern, &known).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
     Err(format!("no key matches `{pattern}`{near}"))
+}
+
+/// What a glob, or a regular expression between slashes, matches.
+pub fn glob(pattern: &str) -> Result<taper_optim::Pattern, String> {
+    let named = |e: taper_optim::Error| e.to_string().replacen("parameter group", "pattern", 1);
+    taper_optim::Group::new(pattern).pattern().map_err(named)
 }
 
 /// Adds the keys of a section. A path is how it is listed and how it is written.
@@ -185,11 +191,12 @@ fn choices(schema: &Value) -> Vec<(String, String)> {
 }
 
 impl Key {
-    /// The default as a recipe would have it; `needed` for a key without one.
+    /// The default as a recipe would have it; `needed` for a key without one, and nothing for a map, whose keys have theirs.
     pub fn default_text(&self) -> String {
         match &self.default {
             Some(Value::Null) => "none".to_owned(),
             Some(default) => flow(default),
+            None if self.kind == "map" => String::new(),
             None => "needed".to_owned(),
         }
     }

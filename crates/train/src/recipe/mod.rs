@@ -348,14 +348,18 @@ impl Recipe {
     }
 }
 
+/// The settings that name files, by section and key. A relative path is from the file that says so.
+pub fn files(data: Option<&str>, sections: &dyn Sections) -> Vec<(&'static str, &'static str)> {
+    let of_data = data.map_or(&[][..], |name| sections.data_paths(name));
+    of_data.iter().map(|key| ("data", *key)).chain([("train", "init_from")]).collect()
+}
+
 /// A relative path that a file has is one from that file, where there is something: the run then has the way from here. What is
 /// not there may be under a folder of data sets, or is from here already.
 fn beside(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) {
     let here = std::env::current_dir().unwrap_or_default();
     let data = recipe.get("data").and_then(|data| data.get("name")).and_then(Value::as_str);
-    let of_data = data.map_or(&[][..], |name| sections.data_paths(name));
-    let files = of_data.iter().map(|key| ("data", *key)).chain([("train", "init_from")]);
-    for (section, key) in files {
+    for (section, key) in files(data, sections) {
         let folder = layers.folder(&Path::parse(&format!("{section}.{key}")));
         let value = recipe.get_mut(section).and_then(|section| section.get_mut(key));
         let (Some(folder), Some(value)) = (folder, value) else { continue };

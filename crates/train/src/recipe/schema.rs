@@ -52,7 +52,7 @@ pub(crate) fn generator() -> SchemaGenerator {
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a recipe (a map of sections)")]
 pub struct Spec {
-    /// What the run is called; no part of its id. Defaults to the file's name.
+    /// What the run is called, if not as its file; no part of its id.
     #[schemars(extend("pattern" = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"))]
     pub name: String,
     /// Everything random comes from it.

@@ -49,6 +49,7 @@ struct Sweep {
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 struct Points {
     /// How many.
+    #[schemars(extend("minimum" = 1, "maximum" = MAX_RUNS))]
     count: usize,
     /// Which ones.
     #[serde(default)]

@@ -44,6 +44,11 @@ impl Recipe {
             if let Some(total) = total {
                 let warmup = |config: Option<&Value>| config.and_then(Value::as_u64).unwrap_or(0);
                 let own = warmup(schedule.config.get("warmup"));
+                if own == 1 {
+                    let message =
+                        format!("a warm-up of 1 is none: the rate is full in the first of the {unit}");
+                    found.push(("schedule.warmup".to_owned(), message));
+                }
                 let mut beyond = Beyond { total, unit, warmup: own, found: Vec::new() };
                 beyond.look(rate.schedule(), (0, total), "schedule");
                 if let Some(momentum) = &momentum {
@@ -51,7 +56,7 @@ impl Recipe {
                     beyond.warmup = warmup(config.and_then(|config| config.get("warmup")));
                     beyond.look(momentum, (0, total), "schedule.momentum");
                 }
-                found = beyond.found;
+                found.extend(beyond.found);
             }
         }
         if let (Average::Ema { start, .. } | Average::Swa { start, .. }, Some(epochs)) =

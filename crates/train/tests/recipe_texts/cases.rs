@@ -155,6 +155,11 @@ const CASES: &[Case<'_>] = &[
     ("a milestone past the end", BASE, "schedule: {kind: milestones, at: [1, 5]}", &[]),
     ("a cosine longer than the run", BASE, "schedule: {kind: cosine, length: 4}", &[]),
     ("a warm-up longer than the run", BASE, "schedule: {kind: warmup, length: 9}", &[]),
+    ("a warm-up in front that is longer than the run", BASE, "schedule: {kind: cosine, warmup: 9}", &[]),
+    ("a warm-up that is none", BASE, "schedule: {kind: cosine, warmup: 1}", &[]),
+    ("a milestone past the end after a warm-up", BASE, "schedule: {kind: milestones, at: [1, 5], warmup: 1}", &[]),
+    ("a milestone inside the warm-up", BASE, "schedule: {kind: milestones, at: [1], warmup: 2}", &[]),
+    ("a warm-up before a plateau", BASE, "schedule: {kind: plateau, warmup: 2}", &[]),
     ("a part that never begins", BASE, "schedule: {kind: sequence, parts: [{until: 5, schedule: {kind: warmup}}, {until: 9, schedule: {kind: cosine}}]}", &[]),
     ("an average that never begins", BASE, "train: {epochs: 2, average: {kind: swa, start: 4}}", &[]),
     // Problems.

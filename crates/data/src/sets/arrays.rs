@@ -109,7 +109,7 @@ impl Dataset for ArrayFile {
             summary: "your images as arrays of a .npz or safetensors file: bytes or floats, with labels"
                 .into(),
             options: vec![
-                option("path", "null", "the file; needed"),
+                option("path", "", "the file; needed"),
                 option(
                     "images",
                     "null",

@@ -138,7 +138,7 @@ impl Dataset for Folder {
                 "your images: PNG and JPEG files, a folder a class, under train/ and test/ or split here"
                     .into(),
             options: vec![
-                option("path", "null", "the folder; needed"),
+                option("path", "", "the folder; needed"),
                 option(
                     "size",
                     "null",

@@ -27,7 +27,7 @@ const SHAPES: &[&str] = &[
     "512x4608x512:nn",
     "512x512x4608:nt",
 ];
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 /// Multiply-adds of a turn.
 const WORK: f64 = 4e8;
 
@@ -40,7 +40,7 @@ for line in sys.stdin:
     b = torch.randn(n, k).t() if tb else torch.randn(k, n)
     with torch.inference_mode():
         torch.mm(a, b)
-        for turn in range(9):
+        for turn in range(15):
             sys.stdin.readline()
             start = time.perf_counter()
             for _ in range(repeat):

@@ -26,7 +26,8 @@ pub use buffer::Buf;
 use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Evaluates `$body` with `$s` bound to the vectors of an [`Isa`]: a value of another type in each case.
 macro_rules! with_simd {
@@ -296,6 +297,36 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
+/// Keeps the other threads of the pool looking for work until some time after the last region: to wake one that sleeps takes
+/// tens of microseconds, on a virtual machine more than many a region, and a step of training opens one after another.
+fn stay_awake(threads: usize) {
+    /// Longer than what lies between two regions of a step.
+    const PATIENCE: u64 = 500_000;
+    /// Threads that look, or are asked to.
+    static WATCHING: AtomicUsize = AtomicUsize::new(0);
+    /// When the last region was opened, in nanoseconds since the first.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let now = || FIRST.get_or_init(Instant::now).elapsed().as_nanos() as u64;
+    LAST.store(now(), Ordering::Relaxed);
+    if WATCHING.load(Ordering::Relaxed) > 0 {
+        return;
+    }
+    WATCHING.fetch_add(threads, Ordering::Relaxed);
+    let caller = rayon::current_thread_index();
+    rayon::spawn_broadcast(move |context| {
+        let mut looks = 0u32;
+        while caller != Some(context.index()) && now() < LAST.load(Ordering::Relaxed) + PATIENCE {
+            if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                looks += 1;
+                // Whoever waits for this core has it.
+                if looks.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
 /// From now on [`workers`] are all threads, if nobody has asked before.
 pub fn oversubscribe() {
     MOST.get_or_init(|| usize::MAX);
@@ -321,7 +352,11 @@ pub fn par_after(
             self.0.fetch_add(1, Ordering::Release);
         }
     }
-    let workers = workers(rayon::current_num_threads()).min(n.max(first));
+    let threads = rayon::current_num_threads();
+    let workers = workers(threads).min(n.max(first));
+    if workers > 1 && threads <= cores() {
+        stay_awake(threads);
+    }
     let (begun, done, next) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let each = |next: &AtomicUsize, n: usize, f: &dyn Fn(usize)| {
         loop {

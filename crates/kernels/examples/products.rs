@@ -28,6 +28,8 @@ const SHAPES: &[&str] = &[
     "512x512x4608:nt",
 ];
 const ROUNDS: usize = 15;
+/// For the other side's idle threads to stop spinning: PyTorch's do so for nine milliseconds after its last op.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Multiply-adds of a turn.
 const WORK: f64 = 4e8;
 
@@ -109,14 +111,13 @@ fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f
     std::hint::black_box(product(isa, a, b));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        // Threads of the other side still spin.
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
         let start = Instant::now();
         for _ in 0..repeat {
             std::hint::black_box(product(isa, a, b));
         }
         ours.push(start.elapsed().as_secs_f64() / repeat as f64);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
         theirs.extend(peer.as_mut().and_then(Peer::turn));
     }
     Some((2e-9 * macs, ours, theirs))

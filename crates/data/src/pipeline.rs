@@ -222,9 +222,12 @@ impl Maker {
         let samples = self.samples(number);
         let size = images.shape().image_bytes();
         let stream = Transform::stream(*seed, self.epoch);
-        let mut pixels = vec![0.0; samples.len() * size];
-        for (sample, out) in samples.iter().zip(pixels.chunks_exact_mut(size)) {
-            transform.apply(images.image(*sample as usize), *sample as usize, &stream, out);
+        let mut pixels = Vec::with_capacity(samples.len() * size);
+        for sample in samples.iter().map(|sample| *sample as usize) {
+            // Image by image: what is cleared is still in the cache when it is written.
+            let start = pixels.len();
+            pixels.resize(start + size, 0.0);
+            transform.apply(images.image(sample), sample, &stream, &mut pixels[start..]);
         }
         let labels = self.labels(samples);
         let alpha = config.augment.mixup;

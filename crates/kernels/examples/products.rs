@@ -27,7 +27,9 @@ const SHAPES: &[&str] = &[
     "512x4608x512:nn",
     "512x512x4608:nt",
 ];
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
+/// For the other side's idle threads to stop spinning: PyTorch's do so for nine milliseconds after its last op.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Multiply-adds of a turn.
 const WORK: f64 = 4e8;
 
@@ -40,7 +42,7 @@ for line in sys.stdin:
     b = torch.randn(n, k).t() if tb else torch.randn(k, n)
     with torch.inference_mode():
         torch.mm(a, b)
-        for turn in range(9):
+        for turn in range(15):
             sys.stdin.readline()
             start = time.perf_counter()
             for _ in range(repeat):
@@ -109,14 +111,13 @@ fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f
     std::hint::black_box(product(isa, a, b));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        // Threads of the other side still spin.
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
         let start = Instant::now();
         for _ in 0..repeat {
             std::hint::black_box(product(isa, a, b));
         }
         ours.push(start.elapsed().as_secs_f64() / repeat as f64);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(PAUSE);
         theirs.extend(peer.as_mut().and_then(Peer::turn));
     }
     Some((2e-9 * macs, ours, theirs))

@@ -26,7 +26,8 @@ pub use buffer::Buf;
 use rayon::prelude::*;
 use std::fmt::Debug;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Evaluates `$body` with `$s` bound to the vectors of an [`Isa`]: a value of another type in each case.
 macro_rules! with_simd {
@@ -276,23 +277,107 @@ pub fn as_f32_mut<T: Real>(x: &mut [T]) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), x.len()) }
 }
 
-/// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
-///
-/// Threads beyond the cores have no part in it: on two cores, 64 of them that look for work would cost more than the work.
-pub fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
+/// Threads that work at a time, at most.
+static MOST: OnceLock<usize> = OnceLock::new();
+
+/// How many of so many threads work: one a core, for on two cores 64 of them that look for work cost more than the work.
+/// Tests that compare numbers of threads want them all: unit tests here, what comes after [`oversubscribe`], and a process
+/// with the variable `TAPER_OVERSUBSCRIBE`.
+pub fn workers(threads: usize) -> usize {
+    let most = || match cfg!(test) || std::env::var_os("TAPER_OVERSUBSCRIBE").is_some() {
+        true => usize::MAX,
+        false => cores(),
+    };
+    threads.min(*MOST.get_or_init(most))
+}
+
+/// The cores there are.
+fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
-    let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// Keeps the other threads of the pool looking for work until some time after the last region: to wake one that sleeps takes
+/// tens of microseconds, on a virtual machine more than many a region, and a step of training opens one after another.
+fn stay_awake(threads: usize) {
+    /// Longer than what lies between two regions of a step.
+    const PATIENCE: u64 = 500_000;
+    /// Threads that look, or are asked to.
+    static WATCHING: AtomicUsize = AtomicUsize::new(0);
+    /// When the last region was opened, in nanoseconds since the first.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let now = || FIRST.get_or_init(Instant::now).elapsed().as_nanos() as u64;
+    LAST.store(now(), Ordering::Relaxed);
+    if WATCHING.load(Ordering::Relaxed) > 0 {
+        return;
+    }
+    WATCHING.fetch_add(threads, Ordering::Relaxed);
+    let caller = rayon::current_thread_index();
+    rayon::spawn_broadcast(move |context| {
+        let mut looks = 0u32;
+        while caller != Some(context.index()) && now() < LAST.load(Ordering::Relaxed) + PATIENCE {
+            if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                looks += 1;
+                // Whoever waits for this core has it.
+                if looks.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+        WATCHING.fetch_sub(1, Ordering::Relaxed);
+    });
+}
+
+/// From now on [`workers`] are all threads, if nobody has asked before.
+pub fn oversubscribe() {
+    MOST.get_or_init(|| usize::MAX);
+}
+
+/// Runs `f` on `0..n` in parallel, one index a task: for tasks of unequal or large cost.
+pub fn par(n: usize, f: impl Fn(usize) + Sync + Send) {
+    par_after(0, |_| (), n, f);
+}
+
+/// As [`par`], but first runs `before` on `0..first`, all of it before any of `f`: one region instead of two. Neither may
+/// wait for the pool.
+pub fn par_after(
+    first: usize,
+    before: impl Fn(usize) + Sync + Send,
+    n: usize,
+    f: impl Fn(usize) + Sync + Send,
+) {
+    /// Counts a task as done, also when it panics: nobody may wait for it for ever.
+    struct Done<'a>(&'a AtomicUsize);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Release);
+        }
+    }
     let threads = rayon::current_num_threads();
-    // Tests that compare thread counts want all of them.
-    let workers = if cfg!(test) { threads } else { threads.min(cores) }.min(n);
-    let next = AtomicUsize::new(0);
-    let work = |_| {
+    let workers = workers(threads).min(n.max(first));
+    if workers > 1 && threads <= cores() {
+        stay_awake(threads);
+    }
+    let (begun, done, next) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let each = |next: &AtomicUsize, n: usize, f: &dyn Fn(usize)| {
         loop {
             match next.fetch_add(1, Ordering::Relaxed) {
                 task if task < n => f(task),
                 _ => return,
             }
         }
+    };
+    let work = |_| {
+        each(&begun, first, &|task| {
+            let _done = Done(&done);
+            before(task);
+        });
+        // Only for those that somebody is running.
+        let mut looks = 0usize;
+        while done.load(Ordering::Acquire) < first {
+            looks += 1;
+            if looks.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        each(&next, n, &f);
     };
     (0..workers).into_par_iter().with_max_len(1).for_each(work);
 }
@@ -331,6 +416,12 @@ impl<T> Shared<T> {
     pub unsafe fn at(self, i: usize) -> *mut T {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(i) }
+    }
+
+    /// The address of element `i`, which need not be there.
+    #[inline(always)]
+    pub fn address(self, i: usize) -> *const T {
+        self.0.wrapping_add(i).cast_const()
     }
 
     /// Elements `start..start + len`, to be read.

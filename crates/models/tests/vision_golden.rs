@@ -147,6 +147,7 @@ fn imagenet_networks_have_the_published_sizes() {
 
 /// Three training steps of plain gradient descent, with every parameter and the loss at the end.
 fn train(threads: usize, model: &str, config: &Value) -> Vec<Vec<u8>> {
+    taper_kernels::oversubscribe();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     pool.install(|| {
         let params = Params::new(4);

@@ -436,6 +436,7 @@ mod tests {
             let x = (matrix(5, 200, 333, dtype) * 0.01).unwrap();
             let gram = product((&x, false), (&x, true)).unwrap();
             let with = |threads: usize| {
+                taper_kernels::oversubscribe();
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| {
                     [

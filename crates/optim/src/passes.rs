@@ -195,6 +195,7 @@ mod tests {
         let x = Tensor::arange(0f32, 300_000.0, &Device::Cpu).unwrap();
         let x = (x.sin().unwrap() * 3.0).unwrap();
         let with = |threads: usize| {
+            taper_kernels::oversubscribe();
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| combined((1.5, &x), (0.1, &x), &x).unwrap().1.to_bits())
         };

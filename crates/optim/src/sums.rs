@@ -120,6 +120,7 @@ mod tests {
             let values: Vec<f64> = (0..n).map(|i| ((i * 7919 % 1009) as f64 - 504.0) / 512.0).collect();
             let a = Tensor::from_vec(values.clone(), n, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             let with = |threads: usize| {
+                taper_kernels::oversubscribe();
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| [squares(&a), magnitudes(&a), largest(&a)].map(|x| x.unwrap().to_bits()))
             };

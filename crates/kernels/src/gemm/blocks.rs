@@ -5,7 +5,7 @@
 use super::pack::pack;
 use super::{Kernel, Mat, Part, Start};
 use crate::simd::Into;
-use crate::{Buf, Real, Shared, par};
+use crate::{Buf, Real, Shared, par, par_after};
 use std::ops::Range;
 
 /// Where a product is cut. All of these change the speed, and of them `terms`, `chunk`, `small`, `part` and `parts` also
@@ -28,9 +28,12 @@ pub(super) struct Limits {
     pub chunk: usize,
     /// Elements that one task packs.
     pub pack: usize,
+    /// Elements of a row that one task packs at least, where rows lie across the terms.
+    pub wide: usize,
     /// Elements of A, and of B, that are packed at a time.
     pub packed: usize,
-    /// Columns of B from which on a packed A pays: a row of A is read once for every panel of them.
+    /// Columns of B from which on a packed A pays: a row of A is read once for every panel of them. Four times as many where
+    /// rows of A lie as tiles read them.
     pub pack_a: usize,
     /// Rows of A from which on a packed B pays.
     pub pack_b: usize,
@@ -52,13 +55,19 @@ pub(super) const LIMITS: Limits = Limits {
     terms: 256,
     chunk: 1024,
     pack: 1 << 14,
-    packed: 1 << 22,
+    wide: 192,
+    packed: 1 << 20,
     pack_a: 192,
     pack_b: 48,
     small: 1 << 16,
     part: 1024,
     parts: 1 << 22,
 };
+
+/// Elements that are asked for at a time.
+const LINE: usize = 16;
+/// Lines that a tile asks for, at most: a few tiles cannot hide the way of a whole panel.
+const MOST_LINES: usize = 32;
 
 /// The result: its first element and the distance of its rows.
 #[derive(Clone, Copy)]
@@ -188,17 +197,15 @@ fn pieces(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total.max(1)).step_by(length).map(move |first| (first, length.min(total - first)))
 }
 
-/// Runs `f` on `0..n`.
-fn each(parallel: bool, n: usize, f: impl Fn(usize) + Sync + Send) {
-    match parallel {
-        true => par(n, f),
-        false => (0..n).for_each(f),
-    }
+/// The terms that are packed of one tile or panel before those of the next: a few if their lines hold many of them.
+fn steps(terms: usize, across: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = if across == 1 { 16 } else { terms };
+    (0..terms).step_by(step.max(1)).map(move |first| (first, step.min(terms - first)))
 }
 
 /// The tiles of so many rows, the first row of each and how many: 32 go as 6 6 6 6 4 4 rather than 6 6 6 6 6 2.
 #[inline(always)]
-fn tiles<K: Kernel>(rows: usize) -> impl Iterator<Item = (usize, usize)> {
+fn tiles<K: Kernel>(rows: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     let mut first = 0;
     std::iter::from_fn(move || {
         let high = match rows - first {
@@ -250,7 +257,8 @@ unsafe fn whole<K: Kernel>(
 ) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
     let cut = Cut::of::<K>(limits, (m, n, k));
-    let (pack_a, pack_b) = (n >= limits.pack_a, m >= limits.pack_b || b.cs != 1);
+    let (pack_a, pack_b) =
+        (n >= if a.cs == 1 { 4 * limits.pack_a } else { limits.pack_a }, m >= limits.pack_b || b.cs != 1);
     let at_once = k.clamp(1, limits.chunk);
     // As many blocks as may be packed at a time, or all.
     let extent = |packs: bool, block: usize, all: usize| match packs {
@@ -271,14 +279,26 @@ unsafe fn whole<K: Kernel>(
                 // Packed rows serve all columns if they are all rows there are; packed columns serve all rows.
                 let tiles = if pack_a && (j == 0 || rows < m) { rows.div_ceil(K::ROWS) } else { 0 };
                 let panels = if pack_b && i == 0 { columns.div_ceil(K::PANEL) } else { 0 };
-                let shares = ((tiles * K::ROWS + panels * K::PANEL) * terms.1).div_ceil(limits.pack);
-                each(parallel, shares, |share| {
-                    let of = |all: usize| share * all / shares..(share + 1) * all / shares;
+                // What lies across the terms is packed in wide shares: every term is on another page.
+                let shares = |count: usize, width: usize, across: usize| {
+                    let least = if across == 1 { limits.wide / width } else { 1 };
+                    (count * width * terms.1 / limits.pack).clamp(count.min(1), count.div_ceil(least.max(1)))
+                };
+                let (of_a, of_b) = (shares(tiles, K::ROWS, a.rs), shares(panels, K::PANEL, b.cs));
+                let pack = |share: usize| {
+                    let of = |all: usize, share: usize, shares: usize| {
+                        share * all / shares..(share + 1) * all / shares
+                    };
                     // SAFETY: each tile and panel of the chunk is in one share.
-                    unsafe { job.pack(&chunk, of(tiles), of(panels)) };
-                });
+                    unsafe {
+                        match share.checked_sub(of_a) {
+                            None => job.pack_a(&chunk, of(tiles, share, of_a)),
+                            Some(share) => job.pack_b(&chunk, of(panels, share, of_b)),
+                        }
+                    }
+                };
                 let blocks = rows.div_ceil(cut.rows);
-                each(parallel, blocks * columns.div_ceil(cut.columns), |task| {
+                let compute = |task: usize| {
                     let (i, j) = (task % blocks * cut.rows, task / blocks * cut.columns);
                     let size = (cut.rows.min(rows - i), cut.columns.min(columns - j));
                     if part == Part::Lower && chunk.columns.0 + j >= chunk.rows.0 + i + size.0 {
@@ -286,7 +306,15 @@ unsafe fn whole<K: Kernel>(
                     }
                     // SAFETY: a block of C for each task, and what it needs has been packed.
                     unsafe { job.block(&chunk, (i, j), size) };
-                });
+                };
+                let tasks = blocks * columns.div_ceil(cut.columns);
+                match parallel {
+                    true => par_after(of_a + of_b, pack, tasks, compute),
+                    false => {
+                        (0..of_a + of_b).for_each(pack);
+                        (0..tasks).for_each(compute);
+                    }
+                }
             }
         }
     }
@@ -316,46 +344,53 @@ struct Job<'a, K: Kernel> {
 }
 
 impl<K: Kernel> Job<'_, K> {
-    /// Packs some of a chunk's tiles of A and panels of B.
+    /// Packs some of a chunk's tiles of A.
     ///
     /// # Safety
     /// The chunk has them, and nobody else touches their packed places.
-    unsafe fn pack(&self, chunk: &Chunk, of_a: Range<usize>, of_b: Range<usize>) {
-        let ((i0, rows), (j0, columns), (p0, terms)) = (chunk.rows, chunk.columns, chunk.terms);
-        let wide = columns.next_multiple_of(K::PANEL);
-        let tiles = || {
-            let blocks = (0..rows).step_by(self.cut.rows);
-            let all = blocks.flat_map(|block| {
-                tiles::<K>(self.cut.rows.min(rows - block)).map(move |(i, high)| (block + i, high))
-            });
-            all.skip(of_a.start).take(of_a.len())
-        };
-        self.kernel.run(
-            #[inline(always)]
-            || {
-                for (p, length) in pieces(terms, self.limits.terms) {
-                    for panel in of_b.clone() {
-                        let Some(to) = self.b_to else { break };
-                        let (j, left) = (panel * K::PANEL, columns - panel * K::PANEL);
-                        let from = (self.b.at(p0 + p, j0 + j), self.b.cs, self.b.rs, left);
-                        // SAFETY: the panel lies in B, and its place in the buffer, by the caller's promise.
-                        unsafe {
-                            let to = (to.at(p * wide + j * length), K::PANEL);
-                            pack(self.kernel, (left.min(K::PANEL), length), from, to);
-                        }
-                    }
-                    for (i, high) in tiles() {
-                        let Some(to) = self.a_to else { break };
-                        let from = (self.a.at(i0 + i, p0 + p), self.a.rs, self.a.cs, rows - i);
-                        // SAFETY: the tile lies in A, and its place in the buffer, by the caller's promise.
-                        unsafe {
-                            let to = (to.at(p * rows + i * length), high);
-                            pack(self.kernel, (high, length), from, to);
-                        }
+    unsafe fn pack_a(&self, chunk: &Chunk, which: Range<usize>) {
+        let ((i0, rows), (p0, terms)) = (chunk.rows, chunk.terms);
+        let Some(to) = self.a_to else { return };
+        let blocks = (0..rows).step_by(self.cut.rows);
+        let all = blocks.flat_map(|block| {
+            tiles::<K>(self.cut.rows.min(rows - block)).map(move |(i, high)| (block + i, high))
+        });
+        let tiles = all.skip(which.start).take(which.len());
+        for (p, length) in pieces(terms, self.limits.terms) {
+            for (q, some) in steps(length, self.a.rs) {
+                for (i, high) in tiles.clone() {
+                    let from = (self.a.at(i0 + i, p0 + p + q), self.a.rs, self.a.cs, rows - i);
+                    // SAFETY: the tile lies in A, and its place in the buffer, by the caller's promise.
+                    unsafe {
+                        let to = (to.at(p * rows + i * length + q * high), high);
+                        pack(self.kernel, (high, some), from, to);
                     }
                 }
-            },
-        );
+            }
+        }
+    }
+
+    /// Packs some of a chunk's panels of B.
+    ///
+    /// # Safety
+    /// As [`Job::pack_a`].
+    unsafe fn pack_b(&self, chunk: &Chunk, which: Range<usize>) {
+        let ((j0, columns), (p0, terms)) = (chunk.columns, chunk.terms);
+        let wide = columns.next_multiple_of(K::PANEL);
+        let Some(to) = self.b_to else { return };
+        for (p, length) in pieces(terms, self.limits.terms) {
+            for (q, some) in steps(length, self.b.cs) {
+                for j in which.clone().map(|panel| panel * K::PANEL) {
+                    let left = columns - j;
+                    let from = (self.b.at(p0 + p + q, j0 + j), self.b.cs, self.b.rs, left);
+                    // SAFETY: the panel lies in B, and its place in the buffer, by the caller's promise.
+                    unsafe {
+                        let to = (to.at(p * wide + j * length + q * K::PANEL), K::PANEL);
+                        pack(self.kernel, (left.min(K::PANEL), some), from, to);
+                    }
+                }
+            }
+        }
     }
 
     /// Computes a block of C over the terms of a chunk, tile by tile.
@@ -373,12 +408,9 @@ impl<K: Kernel> Job<'_, K> {
                 None => (self.a.at(row + i, first + p), self.a.rs, self.a.cs),
             }
         };
-        // SAFETY: as above.
-        let b = |j: usize, (p, length): (usize, usize)| unsafe {
-            match self.b_to {
-                Some(b) => (b.at(p * wide + (j0 + j) * length).cast_const(), K::PANEL),
-                None => (self.b.at(first + p, column + j), self.b.rs),
-            }
+        let b = |j: usize, (p, length): (usize, usize)| match self.b_to {
+            Some(b) => (b.address(p * wide + (j0 + j) * length), K::PANEL),
+            None => (self.b.at(first + p, column + j), self.b.rs),
         };
         self.kernel.run(
             #[inline(always)]
@@ -391,7 +423,15 @@ impl<K: Kernel> Job<'_, K> {
                 for piece in pieces(terms, self.limits.terms) {
                     for j in (0..columns).step_by(K::PANEL) {
                         let width = K::PANEL.min(columns - j);
-                        for (i, high) in tiles::<K>(rows) {
+                        // The next panel arrives a few lines a tile.
+                        let (next, lines) = (b(j + K::PANEL, piece).0, piece.1 * K::PANEL / LINE);
+                        let lines =
+                            if self.b_to.is_some() { lines.div_ceil(rows.div_ceil(K::ROWS)) } else { 0 };
+                        for (tile, (i, high)) in tiles::<K>(rows).enumerate() {
+                            if lines <= MOST_LINES {
+                                (tile * lines..(tile + 1) * lines)
+                                    .for_each(|line| self.kernel.prefetch(next.wrapping_add(line * LINE)));
+                            }
                             // SAFETY: the tile lies within the block.
                             unsafe {
                                 let c = (self.c.at(row + i, column + j), self.c.ld);

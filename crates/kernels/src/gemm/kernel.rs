@@ -32,11 +32,15 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
         into: Into,
     );
 
-    /// Transposes a block of `LANES` × `LANES`.
+    /// Transposes a block of `LANES` × `LANES`, written row by row from the first on: rows may overlap.
     ///
     /// # Safety
     /// `LANES` rows of as many elements are valid at `src` (`lds` apart) and at `dst` (`ldd` apart).
     unsafe fn transpose(self, src: *const Self::E, lds: usize, dst: *mut Self::E, ldd: usize);
+
+    /// Asks for a cache line of f32 ahead of its use, which need not be valid.
+    #[inline(always)]
+    fn prefetch(self, _line: *const Self::E) {}
 }
 
 impl<S: Simd> Kernel for S {
@@ -76,6 +80,11 @@ impl<S: Simd> Kernel for S {
     unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         // SAFETY: the caller's promise.
         unsafe { Simd::transpose(self, src, lds, dst, ldd) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, line: *const f32) {
+        self.prefetch_far(line);
     }
 }
 
@@ -141,7 +150,7 @@ impl<S: Simd> Kernel for Doubles<S> {
         for i in 0..4 {
             for j in 0..4 {
                 // SAFETY: the caller's promise.
-                unsafe { *dst.add(j * ldd + i) = *src.add(i * lds + j) };
+                unsafe { *dst.add(i * ldd + j) = *src.add(j * lds + i) };
             }
         }
     }

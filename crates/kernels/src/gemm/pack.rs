@@ -2,33 +2,30 @@
 use super::Kernel;
 use crate::Real;
 
-/// Elements of the largest block that is transposed at once.
-const BLOCK: usize = 256;
-
 /// Writes a panel: element (i, p) of `width` × `terms` goes from `from + i across + p along` to `to + p step + i`. One of the
 /// two strides is 1.
 ///
 /// # Safety
 /// Those elements are valid, and at `from` also those with i below `reach` and p below `terms`; all `terms` rows of `step`,
 /// at least `width`, may be written.
-#[inline(always)]
 pub(super) unsafe fn pack<K: Kernel>(
     kernel: K,
     (width, terms): (usize, usize),
     (from, across, along, reach): (*const K::E, usize, usize, usize),
     (to, step): (*mut K::E, usize),
 ) {
-    // SAFETY: the caller's promise; constant widths become a few moves.
-    unsafe {
-        if across != 1 {
-            return transposed(kernel, (width, terms), (from, across, reach), (to, step));
-        }
-        match width {
-            w if w == K::PANEL => rows(K::PANEL, terms, (from, along), (to, step)),
-            w if w == K::ROWS => rows(K::ROWS, terms, (from, along), (to, step)),
-            _ => rows(width, terms, (from, along), (to, step)),
-        }
-    }
+    kernel.run(
+        #[inline(always)]
+        // SAFETY: the caller's promise; constant widths become a few moves.
+        || unsafe {
+            match width {
+                _ if across != 1 => transposed(kernel, (width, terms), (from, across, reach), (to, step)),
+                w if w == K::PANEL => rows(K::PANEL, terms, (from, along), (to, step)),
+                w if w == K::ROWS => rows(K::ROWS, terms, (from, along), (to, step)),
+                _ => rows(width, terms, (from, along), (to, step)),
+            }
+        },
+    );
 }
 
 /// # Safety
@@ -58,35 +55,21 @@ unsafe fn transposed<K: Kernel>(
     (to, step): (*mut K::E, usize),
 ) {
     let lanes = K::LANES;
-    let (mut block, mut turned) = ([K::E::ZERO; BLOCK], [K::E::ZERO; BLOCK]);
-    for p in (0..terms).step_by(lanes) {
-        let length = lanes.min(terms - p);
-        for i in (0..width).step_by(lanes) {
-            let height = lanes.min(width - i);
-            // SAFETY: what is read lies below `width` and `terms`, or below `reach`; what is written, below `terms`.
-            unsafe {
-                let start = from.add(i * across + p);
-                if (height, length) == (lanes, lanes) {
-                    kernel.transpose(start, across, to.add(p * step + i), step);
-                    continue;
-                }
-                if i + lanes <= reach && length == lanes {
-                    kernel.transpose(start, across, turned.as_mut_ptr(), lanes);
-                } else {
-                    for r in 0..height {
-                        let row = block.as_mut_ptr().add(r * lanes);
-                        std::ptr::copy_nonoverlapping(start.add(r * across), row, length);
+    // Two blocks of terms at a time, so that the lines of both are read once.
+    for pair in (0..terms).step_by(2 * lanes) {
+        // The ragged block first: what it writes beyond the width is written again later.
+        for i in (0..width).step_by(lanes).rev() {
+            for p in (pair..terms.min(pair + 2 * lanes)).step_by(lanes) {
+                let end = (p + lanes - 1) * step + i + lanes;
+                // SAFETY: what is read lies below `width` and `terms`, or below `reach`; what is written, below `terms`.
+                unsafe {
+                    if p + lanes <= terms && i + lanes <= reach && end <= terms * step {
+                        kernel.transpose(from.add(i * across + p), across, to.add(p * step + i), step);
+                        continue;
                     }
-                    kernel.transpose(block.as_ptr(), lanes, turned.as_mut_ptr(), lanes);
-                }
-                for q in 0..length {
-                    let (row, at) = (turned.as_ptr().add(q * lanes), (p + q) * step + i);
-                    // A whole vector where what it spoils is written later.
-                    let whole = i == 0 && width <= lanes && at + lanes <= terms * step;
-                    if whole {
-                        std::ptr::copy_nonoverlapping(row, to.add(at), lanes);
-                    } else {
-                        std::ptr::copy_nonoverlapping(row, to.add(at), height);
+                    for q in p..terms.min(p + lanes) {
+                        (i..width.min(i + lanes))
+                            .for_each(|r| *to.add(q * step + r) = *from.add(r * across + q));
                     }
                 }
             }

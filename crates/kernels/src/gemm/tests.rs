@@ -130,6 +130,7 @@ fn low(stream: &mut Rng) -> Limits {
         terms: up_to(20),
         chunk: up_to(40),
         pack: up_to(500),
+        wide: up_to(50),
         packed: up_to(600),
         pack_a: up_to(60),
         pack_b: up_to(60),

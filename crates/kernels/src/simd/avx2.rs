@@ -92,6 +92,11 @@ impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
+    fn prefetch_far(self, line: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_loadu_ps(from) }
@@ -144,10 +149,11 @@ unsafe fn transpose8(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         r[4 * i + 3] = _mm256_shuffle_ps::<0xee>(b, d);
     }
     for i in 0..4 {
-        // SAFETY: rows `i` and `4 + i` of the destination.
-        unsafe {
-            _mm256_storeu_ps(dst.add(i * ldd), _mm256_permute2f128_ps::<0x20>(r[i], r[4 + i]));
-            _mm256_storeu_ps(dst.add((4 + i) * ldd), _mm256_permute2f128_ps::<0x31>(r[i], r[4 + i]));
-        }
+        // SAFETY: row `i` of the destination.
+        unsafe { _mm256_storeu_ps(dst.add(i * ldd), _mm256_permute2f128_ps::<0x20>(r[i], r[4 + i])) };
+    }
+    for i in 0..4 {
+        // SAFETY: row `4 + i` of the destination.
+        unsafe { _mm256_storeu_ps(dst.add((4 + i) * ldd), _mm256_permute2f128_ps::<0x31>(r[i], r[4 + i])) };
     }
 }

@@ -100,6 +100,11 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
+    fn prefetch_far(self, line: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_loadu_ps(from) }
@@ -171,12 +176,13 @@ unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
     }
     for i in 0..4 {
         let (a, b, c, d) = (t[i], t[4 + i], t[8 + i], t[12 + i]);
-        // SAFETY: rows `i`, `4 + i`, `8 + i` and `12 + i` of the destination.
-        unsafe {
-            _mm512_storeu_ps(dst.add(i * ldd), _mm512_shuffle_f32x4::<0x88>(a, c));
-            _mm512_storeu_ps(dst.add((4 + i) * ldd), _mm512_shuffle_f32x4::<0x88>(b, d));
-            _mm512_storeu_ps(dst.add((8 + i) * ldd), _mm512_shuffle_f32x4::<0xdd>(a, c));
-            _mm512_storeu_ps(dst.add((12 + i) * ldd), _mm512_shuffle_f32x4::<0xdd>(b, d));
-        }
+        r[i] = _mm512_shuffle_f32x4::<0x88>(a, c);
+        r[4 + i] = _mm512_shuffle_f32x4::<0x88>(b, d);
+        r[8 + i] = _mm512_shuffle_f32x4::<0xdd>(a, c);
+        r[12 + i] = _mm512_shuffle_f32x4::<0xdd>(b, d);
+    }
+    for (i, r) in r.into_iter().enumerate() {
+        // SAFETY: row `i` of the destination.
+        unsafe { _mm512_storeu_ps(dst.add(i * ldd), r) };
     }
 }

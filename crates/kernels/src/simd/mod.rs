@@ -62,6 +62,9 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     /// Asks for the cache line at `line`, which need not be valid, ahead of its use.
     #[inline(always)]
     fn prefetch(self, _line: *const f32) {}
+    /// The same, but only into the L2 cache.
+    #[inline(always)]
+    fn prefetch_far(self, _line: *const f32) {}
 
     /// A whole vector.
     ///
@@ -123,7 +126,7 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
         }
     }
 
-    /// Transposes a block of `LANES` × `LANES`.
+    /// Transposes a block of `LANES` × `LANES`: all is read, then written row by row from the first on, for rows may overlap.
     ///
     /// # Safety
     /// `LANES` rows of as many floats are valid at `src` (`lds` apart) and at `dst` (`ldd` apart).
@@ -132,7 +135,7 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
         for i in 0..Self::LANES {
             for j in 0..Self::LANES {
                 // SAFETY: the caller's promise.
-                unsafe { *dst.add(j * ldd + i) = *src.add(i * lds + j) };
+                unsafe { *dst.add(i * ldd + j) = *src.add(j * lds + i) };
             }
         }
     }

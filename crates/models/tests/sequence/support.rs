@@ -69,5 +69,6 @@ pub fn check_gradients(what: &str, vars: &[&Var], loss: impl Fn() -> Result<Tens
 
 /// Runs `f` on a pool of so many threads.
 pub fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    taper_kernels::oversubscribe();
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
 }

@@ -307,7 +307,8 @@ impl<'a> Elements<'a> {
 }
 
 /// The first of the gradients with an element that, times `scale`, is infinite or no number. All of them are one run of the
-/// team, as if they lay one after the other: nobody waits at the end of each.
+/// team, as if they lay one after the other: nobody waits at the end of each. It goes from the last to the first: a step that
+/// follows finds the first ones in the cache.
 pub(crate) fn not_finite<'a>(
     gradients: impl IntoIterator<Item = &'a Tensor>,
     scale: f64,
@@ -328,6 +329,7 @@ pub(crate) fn not_finite<'a>(
     let total = ends.last().copied().unwrap_or(0);
     let first = AtomicUsize::new(usize::MAX);
     team(total).run(total, PIECE, &|range| {
+        let range = total - range.end..total - range.start;
         let begin = ends.partition_point(|end| *end <= range.start);
         for (i, elements) in elements.iter().enumerate().skip(begin) {
             let start = ends[i] - elements.len();

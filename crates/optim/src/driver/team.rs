@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How often a helper looks for the next offer before it goes: some ten microseconds, longer than the way from one parameter
 /// to the next.
@@ -48,7 +48,7 @@ struct Offer {
 impl Team {
     /// For work that is `shared` or is not worth it.
     pub fn new(shared: bool) -> Self {
-        let threads = if shared { rayon::current_num_threads().min(cores()) } else { 1 };
+        let threads = if shared { taper_kernels::workers(rayon::current_num_threads()) } else { 1 };
         let board = || Board {
             offer: Mutex::new(None),
             open: AtomicBool::new(false),
@@ -98,12 +98,6 @@ impl Team {
             resume_unwind(panic);
         }
     }
-}
-
-/// The cores there are: a helper that waits for one keeps nobody company.
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 impl Drop for Team {

@@ -141,6 +141,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     for name in names() {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             let bits_with = |threads| {
+                taper_kernels::oversubscribe();
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| {
                     let mut bench = Bench::new(name, &lengths, dtype, 7);

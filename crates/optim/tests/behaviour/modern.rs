@@ -112,6 +112,7 @@ fn state_continues_to_the_bit_from_any_step() {
 fn any_number_of_threads_gives_the_same_bits() {
     for (name, config) in kinds() {
         let with = |threads: usize| {
+            taper_kernels::oversubscribe();
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 // Large enough to be shared among threads.

@@ -100,6 +100,7 @@ fn chance_depends_neither_on_threads_nor_on_interruptions() {
             bench
         };
         let run = |threads: usize| {
+            taper_kernels::oversubscribe();
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let mut bench = build();

@@ -63,7 +63,7 @@ struct Common {
     /// Never use the network
     #[arg(long, global = true)]
     offline: bool,
-    /// Threads to compute with; results do not depend on it [default: one a core]
+    /// Threads to compute with, at most one a core; results do not depend on it [default: one a core]
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
     /// Computes as a lesser processor would: avx512, avx2, neon or portable; a run goes on only with the kernels it began
@@ -233,7 +233,7 @@ pub fn main(registries: &Registries) -> ExitCode {
     }
     // This thread is one of the pool's: a region that it opens costs no hand-over to another thread and back. Nobody else
     // may wait for the pool while this thread waits for them: with one thread there is no other worker.
-    let threads = args.common.threads.unwrap_or(args.command.threads());
+    let threads = taper_kernels::workers(args.common.threads.unwrap_or(args.command.threads()));
     if let Err(e) = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global() {
         eprintln!("error: {threads} threads: {e}");
         return ExitCode::FAILURE;

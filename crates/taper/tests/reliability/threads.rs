@@ -4,7 +4,8 @@ fn does_not_depend_on_threads(net: &Net) {
     let folder = scratch();
     let train = |threads: &str| {
         let runs = folder.path().join(threads);
-        let status = net.train(&runs).args(["--threads", threads]).status().unwrap();
+        let mut train = net.train(&runs);
+        let status = train.args(["--threads", threads]).env("TAPER_OVERSUBSCRIBE", "1").status().unwrap();
         assert!(status.success());
         let manifest = std::fs::read_to_string(net.folder(&runs).join("manifest.json")).unwrap();
         assert!(manifest.contains(&format!("\"threads\": {threads}")), "{manifest}");

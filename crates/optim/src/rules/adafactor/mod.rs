@@ -232,6 +232,7 @@ mod tests {
             [&[], &[70_001], &[1, 1], &[5, 3], &[700, 500], &[3, 2500], &[40, 50, 3, 3], &[2, 600, 513]];
         for (shape, dtype) in shapes.into_iter().flat_map(|s| [(s, DType::F32), (s, DType::F64)]) {
             let run = |fuse: bool, threads: usize| {
+                taper_kernels::oversubscribe();
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let (mut x, mut memory) = (wave(shape, 7919, dtype), Memory::default());
                 for t in 1..=2 {

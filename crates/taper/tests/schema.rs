@@ -46,12 +46,12 @@ fn yaml(text: &str) -> Value {
 
 /// What Python's `jsonschema` refuses of these recipes, by name; `None` where it is not installed, which is said.
 fn refused_by_python(recipes: &Map<String, Value>) -> Option<Map<String, Value>> {
-    let pythons = std::env::var("TAPER_PEER_PYTHON").into_iter().chain(["python3".to_owned()]);
+    let mut pythons = std::env::var("TAPER_PEER_PYTHON").into_iter().chain(["python3".to_owned()]);
     let can = |python: &String| {
         let output = Command::new(python).args(["-c", "import jsonschema"]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    let Some(python) = pythons.into_iter().find(can) else {
+    let Some(python) = pythons.find(can) else {
         let line =
             "skipped: no Python here has the package jsonschema (pip install jsonschema; TAPER_PEER_PYTHON)";
         assert!(!required(), "{line}");

@@ -1,9 +1,10 @@
 //! Carving a validation split out of the training samples.
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use taper_random::Rng;
 
 /// How many samples to put aside: a count, or a fraction of all (in a recipe: `5000` or `0.1`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum SplitSize {
     /// This many.

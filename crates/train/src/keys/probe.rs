@@ -25,7 +25,8 @@ pub(super) fn range(whole: bool, takes: &dyn Fn(Value) -> bool) -> Range {
             (false, true, true) => range.min = Some(end),
             (false, false, true) if !whole => range.above = Some(end),
             (true, true, false) => range.max = Some(end),
-            (true, false, false) => range.below = Some(end),
+            // What takes every so many whole numbers does not end at one that it leaves out.
+            (true, false, false) if !whole || takes(end - 2.0) => range.below = Some(end),
             _ => {}
         }
     }

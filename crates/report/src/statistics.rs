@@ -34,8 +34,9 @@ fn comparisons(task: &Task) -> Option<Table> {
         (Some(a), Some(b)) => better.than(a, b),
         (value, _) => value.is_some(),
     };
-    let (reference, chosen) = match &subjects[..] {
-        [only] => (*only, false),
+    let plain: Vec<&Group> = subjects.iter().copied().filter(|group| SUBJECT.is_plain(group)).collect();
+    let (reference, chosen) = match (&subjects[..], &plain[..]) {
+        ([only], _) | (_, [only]) => (*only, false),
         _ => (task.groups.iter().reduce(|best, new| if ahead(new, best) { new } else { best })?, true),
     };
     let others: Vec<&Group> = task.groups.iter().filter(|group| group.label != reference.label).collect();

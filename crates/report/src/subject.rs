@@ -42,6 +42,11 @@ impl Subject {
         self.names(&group.optimizer) && !self.is_control(group)
     }
 
+    /// Whether a group is the method under its own name, and no variant.
+    pub fn is_plain(&self, group: &Group) -> bool {
+        group.optimizer == self.family && !self.is_control(group)
+    }
+
     /// Whether a group is the method's control.
     pub fn is_control(&self, group: &Group) -> bool {
         let setting = group.recipe().and_then(|recipe| recipe.optimizer.hyper.get(self.control));

@@ -197,6 +197,21 @@ fn what_the_runs_can_show_is_said_and_no_more() {
 }
 
 #[test]
+fn the_method_itself_is_compared_also_beside_a_variant_and_a_better_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for seed in 1..=2 {
+        for (name, end) in [("decgd", 0.92), ("decgdw", 0.93), ("adam", 0.94)] {
+            let recipe = recipe("a", seed, &format!("{{name: {name}, lr: 0.01}}"), "");
+            leave(folder.path(), &recipe, "finished", &[0.8, 0.9, end]);
+        }
+    }
+    let page = render(&[folder.path().to_owned()], Form::Markdown);
+    assert_eq!(row(&page, "decgd − adam")[1], "−2.00");
+    assert_eq!(row(&page, "decgd − decgdw")[1], "−1.00");
+    assert!(!page.contains("came out best"), "{page}");
+}
+
+#[test]
 fn a_search_is_worth_what_fewer_tries_would_have_found() {
     let folder = tempfile::tempdir().unwrap();
     for (c, end) in [(10.0, 0.90), (1.0, 0.92), (0.1, 0.94), (0.01, 0.96)] {

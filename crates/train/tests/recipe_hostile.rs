@@ -156,7 +156,7 @@ fn collect(folder: &Path, out: &mut Vec<String>) {
         let path = entry.unwrap().path();
         if path.is_dir() {
             collect(&path, out);
-        } else {
+        } else if path.extension().is_some_and(|ending| ending == "yaml") {
             out.push(fs::read_to_string(path).unwrap());
         }
     }

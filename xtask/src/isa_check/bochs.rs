@@ -24,7 +24,8 @@ pub fn missing() -> Option<String> {
     let files = [BIOS, VGA, BOOT, LOADER].map(Path::new);
     let programs = ["bochs-bin", "busybox", "script", "xorriso", "cpio", "ldd"];
     let found = |name: &str| {
-        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|p| p.join(name).is_file()))
+        std::env::var_os("PATH")
+            .is_some_and(|path| std::env::split_paths(&path).any(|p| p.join(name).is_file()))
     };
     let packages = "bochs bochs-term bsdutils busybox-static cpio isolinux syslinux-common xorriso";
     let gone = files.iter().find(|path| !path.is_file()).map(|path| path.display().to_string());

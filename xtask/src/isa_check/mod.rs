@@ -75,7 +75,9 @@ pub fn check(args: &[String]) -> bool {
     };
     type Part<'a> = (&'a str, Option<String>, &'a dyn Fn() -> bool);
     let parts: &[Part] = match wide {
-        false => &[("ARM", missing_for_arm(), &|| arm(full)), ("older x86", missing_for_x86(), &|| x86(full))],
+        false => {
+            &[("ARM", missing_for_arm(), &|| arm(full)), ("older x86", missing_for_x86(), &|| x86(full))]
+        }
         true => &[("AVX-512", missing_linux().or_else(bochs::missing), &avx512)],
     };
     parts.iter().all(|(name, missing, check)| match missing {

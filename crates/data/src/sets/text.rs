@@ -247,26 +247,29 @@ fn read(chosen: &Options, search: &Search) -> Result<(Splits, Vec<FileRecord>), 
         Ok((first, Body::read(&files, chosen.by)?))
     };
     let key = if chosen.path.list().is_empty() { "train" } else { "path" };
-    let mut train = open(key, &chosen.train)?;
+    let words = |key: &str, (path, body): (PathBuf, Body)| match body.is_blank() {
+        true => Err(DataError::option(NAME, key, format!("{}: expected words, found none", path.display()))),
+        false => Ok((path, body)),
+    };
+    let mut train = words(key, open(key, &chosen.train)?)?;
+    // Files of their own, or how much to cut off.
+    let mut own = |key: &str, part: &Part| match part {
+        Part::Files(files) => Ok(Ok(words(key, open(key, files)?)?)),
+        Part::Share(share) => Ok::<_, DataError>(Err(*share)),
+    };
+    let (valid, test) = (own("valid", &chosen.valid)?, own("test", &chosen.test)?);
     let whole = train.1.len();
-    let mut part = |key: &str, part: &Part| -> Result<(PathBuf, Body), DataError> {
-        match part {
-            Part::Files(files) => open(key, files),
-            Part::Share(share) => {
-                // Of all that there was, so that the order of the parts makes no difference.
-                let count = ((whole as f64 * share).round() as usize).max(1);
-                Ok((train.0.clone(), train.1.split_off(count)))
-            }
+    let mut cut = |key: &str, own: Result<(PathBuf, Body), f64>| match own {
+        Ok(own) => Ok(own),
+        Err(share) => {
+            // Of all that there was, so that the order of the parts makes no difference.
+            let count = ((whole as f64 * share).round() as usize).max(1);
+            words(key, (train.0.clone(), train.1.split_off(count)))
         }
     };
-    let test = part("test", &chosen.test)?;
-    let valid = part("valid", &chosen.valid)?;
-    for (key, (path, body)) in [(key, &train), ("valid", &valid), ("test", &test)] {
-        if body.is_blank() {
-            let message = format!("{}: expected words, found none", path.display());
-            return Err(DataError::option(NAME, key, message));
-        }
-    }
+    let test = cut("test", test)?;
+    let valid = cut("valid", valid)?;
+    let train = words(key, train)?;
     Ok(([train, valid, test], records))
 }
 

@@ -26,7 +26,7 @@ pub fn braille(values: &[f64], (low, high): (f64, f64), width: usize, height: us
                 std::cmp::Ordering::Equal => here,
                 std::cmp::Ordering::Greater => before - 1,
             });
-            (from.min(here)..=from.max(here)).for_each(|row| dots[row][column] = true);
+            dots[from.min(here)..=from.max(here)].iter_mut().for_each(|row| row[column] = true);
         }
         before = here;
     }

@@ -67,14 +67,14 @@ fn write(args: &Args, trained: &mut Trained) -> Result<(), Failure> {
     let sampling = Sampling { tokens: tokens as usize, temperature, top_k: top_k as usize, seed };
     let text = trained.generate(prompt, &sampling)?;
     let mut out = std::io::stdout();
-    Ok(match args.json {
-        true => writeln!(
-            out,
-            "{}",
-            json!({"prompt": prompt, "continuation": text.added, "tokens": tokens, "seed": seed})
-        )?,
+    match args.json {
+        true => {
+            let told = json!({"prompt": prompt, "continuation": text.added, "tokens": tokens, "seed": seed});
+            writeln!(out, "{told}")?;
+        }
         false => writeln!(out, "{}", text.whole)?,
-    })
+    }
+    Ok(())
 }
 
 /// Names the classes of pictures.

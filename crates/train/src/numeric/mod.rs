@@ -79,9 +79,7 @@ impl Problems {
     }
 
     fn add_described<C: Config + JsonSchema>(&mut self, name: &'static str, about: &'static str) {
-        let (schema, build): (Option<fn(&mut SchemaGenerator) -> Schema>, _) =
-            (Some(C::json_schema), build::<C>);
-        self.0.insert(name, Problem { name, about, schema, build });
+        self.0.insert(name, Problem { name, about, schema: Some(C::json_schema), build: build::<C> });
     }
 
     /// Adds a function under a new name; a taken one is an error.

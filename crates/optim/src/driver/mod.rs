@@ -345,7 +345,12 @@ impl<R: Rule> Optim<R> {
         // On the CPU there is nothing to wait for; a rule that reduces waits in any case, and a probe needs the loss.
         let waits = self.engine.is_none() || R::REDUCE.is_some() || context.probe;
         let (context, deferred) = match waits {
-            true => (deferred.read_into(*context)?, Deferred::default()),
+            true => {
+                let read = deferred.read_into(*context)?;
+                // The norm has told a GPU whether the gradients are finite, here as where it stays on the device.
+                let known = self.engine.is_some() && deferred.clip_norm.is_some();
+                (if known { read.finite() } else { read }, Deferred::default())
+            }
             false => (*context, deferred.clone()),
         };
         deferred.loss.as_ref().map(one_element).transpose()?;
@@ -406,7 +411,12 @@ impl<R: Rule> Optim<R> {
             let wanted = context.max_norm.or(context.check.then_some(f64::INFINITY));
             return match wanted.filter(|_| deferred.clip_norm.is_none() && !gradients.is_empty()) {
                 Some(max) => {
-                    let norm = (global_norm_of(tensors())? * context.grad_scale.abs())?;
+                    let norm = global_norm_of(tensors())?;
+                    // Whether it is finite does not depend on the scale, which would be one more launch.
+                    let norm = match context.grad_scale.abs() {
+                        scale if scale != 1.0 && max.is_finite() => (norm * scale)?,
+                        _ => norm,
+                    };
                     let deferred = deferred.clip_norm(&norm, max);
                     match R::REDUCE {
                         // Its sums are read in any case.

@@ -307,6 +307,10 @@ fn folders_that_are_not_right_are_refused_by_name() {
         &|tree| std::fs::remove_dir_all(tree.path("test")).unwrap(),
         &["data.path: expected the folders train and test", "found no test", "`test: 0.2`"],
     );
+    case(
+        &|tree| std::fs::remove_dir_all(tree.0.path()).unwrap(),
+        &["data.path: ", ": there is no such folder"],
+    );
     let copy = |from: &'static str, to: &'static str| {
         move |tree: &Tree| std::fs::copy(tree.path(from), tree.path(to)).map(drop).unwrap()
     };

@@ -141,9 +141,10 @@ impl Disc {
         machine.current_dir(&self.folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut machine = Running { script: machine.spawn().map_err(said)?, pid: self.folder.join("pid") };
         let serial = self.folder.join("serial.txt");
-        let (mut told, mut last) = (0, Instant::now());
+        let (mut told, mut last, mut watched) = (0, Instant::now(), false);
         loop {
             sleep(Duration::from_millis(500));
+            watched = watched || machine.watch();
             let over = machine.script.try_wait().map_err(said)?.is_some();
             let text = fs::read(&serial).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
@@ -172,6 +173,25 @@ struct Running {
     script: Child,
     /// The file with the number of its process, which outlives its terminal.
     pid: PathBuf,
+}
+
+impl Running {
+    /// Looks at its screen, which is the other end of a terminal that it opens: when nobody does, it waits for ever as soon as
+    /// that is full. False while there is none.
+    fn watch(&self) -> bool {
+        let screen = || -> Option<fs::File> {
+            let pid = fs::read_to_string(&self.pid).ok()?;
+            let open = fs::read_dir(Path::new("/proc").join(pid.trim()).join("fdinfo")).ok()?;
+            let about = open.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+            let number =
+                about.filter_map(|text| Some(text.split_once("tty-index:")?.1.trim().to_owned())).next()?;
+            fs::File::open(Path::new("/dev/pts").join(number)).ok()
+        };
+        let Some(mut screen) = screen() else { return false };
+        // It ends when the machine does.
+        std::thread::spawn(move || std::io::copy(&mut screen, &mut std::io::sink()));
+        true
+    }
 }
 
 impl Drop for Running {

@@ -175,6 +175,10 @@ impl Dataset for Folder {
     fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
         let chosen = Options::read(given)?;
         let root = search.resolve(&chosen.path);
+        if !root.is_dir() {
+            let message = format!("{}: there is no such folder", root.display());
+            return Err(DataError::option(NAME, "path", message));
+        }
         let (classes, [train, test]) = match chosen.test {
             None => two_folders(&root)?,
             Some(share) => one_folder(&root, share, chosen.seed)?,

@@ -1,9 +1,13 @@
 //! 2-D convolution: activations `[n, h, w, channels]`, weights `[out, in / groups, kh, kw]` (PyTorch's order).
 //!
 //! Four ways to compute the same thing, chosen by shape ([`Algorithm::choose`]): Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3
-//! kernels of stride 1 and a depthwise kernel, in f32, and a direct kernel for everything else.
+//! kernels of stride 1 and a depthwise kernel, in f32, and a direct kernel for everything else. Operands rounded to bf16 have the
+//! direct one: Winograd's sums of inputs would be rounded once more. (A depthwise convolution is no product and stays in f32.)
 use super::conv_direct::Plain;
-use super::{Isa, Real, as_f32, as_f32_mut, conv_depthwise, conv_direct, conv_wino, with_simd};
+use super::{
+    Arithmetic, Operands, Real, as_f32, as_f32_mut, conv_depthwise, conv_direct, conv_wino, with_products,
+    with_simd,
+};
 use rayon::prelude::*;
 
 /// The extents of a convolution.
@@ -123,11 +127,19 @@ impl Algorithm {
     fn or_direct<T: Real>(self, g: &Geometry) -> Self {
         if self.fits::<T>(g) { self } else { Algorithm::Direct }
     }
+
+    /// The one that multiplies such operands, this one if it can.
+    fn of_operands<T: Real>(self, g: &Geometry, operands: Operands) -> Self {
+        match (operands, self.or_direct::<T>(g)) {
+            (Operands::Bf16, Algorithm::Winograd2 | Algorithm::Winograd4) => Algorithm::Direct,
+            (_, algorithm) => algorithm,
+        }
+    }
 }
 
 /// y = x ∗ w (+ bias). An algorithm that does not fit is replaced by the direct one, here and below.
 pub fn forward<T: Real>(
-    isa: Isa,
+    by: impl Into<Arithmetic>,
     algo: Algorithm,
     g: &Geometry,
     (x, w, bias): (&[T], &[T], Option<&[T]>),
@@ -139,12 +151,12 @@ pub fn forward<T: Real>(
             pixels.chunks_exact_mut(g.co).for_each(|pixel| pixel.copy_from_slice(bias));
         });
     }
-    convolve(isa, algo, g, Pass::Forward, (x, w), y, bias.is_some());
+    convolve(by.into(), algo, g, Pass::Forward, (x, w), y, bias.is_some());
 }
 
 /// dx = the gradient of x, or dx += it.
 pub fn grad_input<T: Real>(
-    isa: Isa,
+    by: impl Into<Arithmetic>,
     algo: Algorithm,
     g: &Geometry,
     (dy, w): (&[T], &[T]),
@@ -152,12 +164,12 @@ pub fn grad_input<T: Real>(
     add: bool,
 ) {
     assert_eq!([dx.len(), w.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
-    convolve(isa, algo, g, Pass::GradInput, (dy, w), dx, add);
+    convolve(by.into(), algo, g, Pass::GradInput, (dy, w), dx, add);
 }
 
 /// y = x ∗ w, or the input gradient (then `x` is dy and `y` is dx); with `add`, y += it.
 fn convolve<T: Real>(
-    isa: Isa,
+    by: Arithmetic,
     algo: Algorithm,
     g: &Geometry,
     pass: Pass,
@@ -168,33 +180,67 @@ fn convolve<T: Real>(
     if !T::IS_F32 {
         return conv_direct::conv(Plain, g, pass, (x, w), y, add);
     }
-    let (xw, y) = ((as_f32(x), as_f32(w)), as_f32_mut(y));
-    with_simd!(isa, s => match algo.or_direct::<T>(g) {
-        Algorithm::Winograd2 => conv_wino::conv::<_, 4, 2>(s, g, pass, xw, y, add),
-        Algorithm::Winograd4 => conv_wino::conv::<_, 6, 4>(s, g, pass, xw, y, add),
-        Algorithm::Depthwise => conv_depthwise::conv(s, g, pass, xw, y, add),
-        Algorithm::Direct => conv_direct::conv(s, g, pass, xw, y, add),
-    })
+    convolve_f32(
+        by,
+        algo.of_operands::<T>(g, by.operands),
+        g,
+        pass,
+        (as_f32(x), as_f32(w)),
+        as_f32_mut(y),
+        add,
+    );
+}
+
+/// Not generic, here and below, so that it is compiled once.
+fn convolve_f32(
+    by: Arithmetic,
+    algo: Algorithm,
+    g: &Geometry,
+    pass: Pass,
+    xw: (&[f32], &[f32]),
+    y: &mut [f32],
+    add: bool,
+) {
+    let isa = by.isa;
+    match algo {
+        Algorithm::Winograd2 => with_simd!(isa, s => conv_wino::conv::<_, 4, 2>(s, g, pass, xw, y, add)),
+        Algorithm::Winograd4 => with_simd!(isa, s => conv_wino::conv::<_, 6, 4>(s, g, pass, xw, y, add)),
+        Algorithm::Depthwise => with_simd!(isa, s => conv_depthwise::conv(s, g, pass, xw, y, add)),
+        Algorithm::Direct => with_products!(by, s => conv_direct::conv(s, g, pass, xw, y, add)),
+    }
 }
 
 /// dw = the gradient of the weights.
-pub fn grad_weight<T: Real>(isa: Isa, algo: Algorithm, g: &Geometry, (x, dy): (&[T], &[T]), dw: &mut [T]) {
+pub fn grad_weight<T: Real>(
+    by: impl Into<Arithmetic>,
+    algo: Algorithm,
+    g: &Geometry,
+    (x, dy): (&[T], &[T]),
+    dw: &mut [T],
+) {
     assert_eq!([x.len(), dw.len(), dy.len()], [g.x_len(), g.w_len(), g.y_len()], "{g:?}");
     if !T::IS_F32 {
         return conv_direct::grad_weight(Plain, g, (x, dy), dw);
     }
-    let (xdy, dw) = ((as_f32(x), as_f32(dy)), as_f32_mut(dw));
-    with_simd!(isa, s => match algo.or_direct::<T>(g) {
-        Algorithm::Winograd2 => conv_wino::grad_weight::<_, 4, 2>(s, g, xdy, dw),
-        Algorithm::Winograd4 => conv_wino::grad_weight::<_, 6, 4>(s, g, xdy, dw),
-        Algorithm::Depthwise => conv_depthwise::grad_weight(s, g, xdy, dw),
-        Algorithm::Direct => conv_direct::grad_weight(s, g, xdy, dw),
-    })
+    let by = by.into();
+    let algo = algo.of_operands::<T>(g, by.operands);
+    grad_weight_f32(by, algo, g, (as_f32(x), as_f32(dy)), as_f32_mut(dw));
+}
+
+fn grad_weight_f32(by: Arithmetic, algo: Algorithm, g: &Geometry, xdy: (&[f32], &[f32]), dw: &mut [f32]) {
+    let isa = by.isa;
+    match algo {
+        Algorithm::Winograd2 => with_simd!(isa, s => conv_wino::grad_weight::<_, 4, 2>(s, g, xdy, dw)),
+        Algorithm::Winograd4 => with_simd!(isa, s => conv_wino::grad_weight::<_, 6, 4>(s, g, xdy, dw)),
+        Algorithm::Depthwise => with_simd!(isa, s => conv_depthwise::grad_weight(s, g, xdy, dw)),
+        Algorithm::Direct => with_products!(by, s => conv_direct::grad_weight(s, g, xdy, dw)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
     use crate::compare::relative_difference;
 
     /// Sums of the definition, in f64: y, dx, dw for given x, w, dy.
@@ -403,6 +449,42 @@ mod tests {
                     for threads in [2, 3, 7, 64] {
                         assert!(one == run(threads, isa, algo, &g), "{isa:?} {algo:?} on {threads} threads");
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_convolves_the_rounded_operands_with_the_same_bits_everywhere() {
+        let rounded = |x: &[f32]| -> Vec<f32> { x.iter().map(|x| crate::simd::pairs::to_bf16(*x)).collect() };
+        let doubles = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
+        for g in table() {
+            let [x, w, dy] =
+                [(g.x_len(), 1), (g.w_len(), 2), (g.y_len(), 3)].map(|(n, salt)| numbers::<f32>(n, salt).0);
+            if Algorithm::choose::<f32>(&g, true) == Algorithm::Depthwise {
+                continue;
+            }
+            let [xr, wr, dyr] = [&x, &w, &dy].map(|v| doubles(&rounded(v)));
+            let want = reference(&g, &xr, &wr, &dyr);
+            let run = |isa: Isa, threads: usize| {
+                let by = Arithmetic { isa, operands: Operands::Bf16 };
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| {
+                    let mut all = [vec![0.0; g.y_len()], vec![0.0; g.x_len()], vec![0.0; g.w_len()]];
+                    let [y, dx, dw] = &mut all;
+                    forward(by, Algorithm::Winograd4, &g, (&x, &w, None), y);
+                    grad_input(by, Algorithm::Winograd4, &g, (&dy, &w), dx, false);
+                    grad_weight(by, Algorithm::Winograd4, &g, (&x, &dy), dw);
+                    all
+                })
+            };
+            let found = run(Isa::PORTABLE, 1);
+            for (found, want) in found.iter().zip(&want) {
+                close(&format!("bf16 {g:?}"), found, want, 2e-6);
+            }
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    assert_eq!(run(isa, threads), found, "{} {g:?}", isa.name());
                 }
             }
         }

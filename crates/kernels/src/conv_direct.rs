@@ -3,6 +3,7 @@
 //! A task copies what its pixels see, tap by tap, into a block that stays in the L2 cache, and multiplies the block by the
 //! weights; where every pixel sees itself alone there is nothing to copy. No column matrix, no padded image.
 use super::conv::{Geometry, Pass};
+use super::simd::pairs::{pair_rows, pair_terms};
 use super::simd::{Into, Simd, sgemm};
 use super::{Buf, Real, Shared, par};
 use rayon::prelude::*;
@@ -53,8 +54,59 @@ impl<S: Simd> Product<f32> for S {
         into: Into,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { sgemm(self, sizes, a, b, c, into) }
+        unsafe {
+            match S::TERMS {
+                1 => sgemm(self, sizes, a, b, c, into),
+                _ => multiply_pairs(self, sizes, a, b, c, into),
+            }
+        }
     }
+}
+
+/// [`Product::multiply`] of operands in pairs of terms, made of each block: a block of A serves all columns, one of B all pixels.
+///
+/// # Safety
+/// As there.
+unsafe fn multiply_pairs<S: Simd>(
+    s: S,
+    (m, n, k): (usize, usize, usize),
+    (a, rsa, csa): (*const f32, usize, usize),
+    (b, ldb, panel): (*const f32, usize, usize),
+    c: (*mut f32, usize),
+    into: Into,
+) {
+    let pairs = k.div_ceil(2);
+    let mut a_pairs = Buf::<f32>::dirty(m * pairs);
+    let mut b_pairs = Buf::<f32>::dirty(n.div_ceil(S::PANEL) * pairs * S::PANEL);
+    // SAFETY: the caller's promise, for each row of terms or of columns.
+    let a_row = |at: usize, len: usize| unsafe { std::slice::from_raw_parts(a.add(at), len) };
+    // SAFETY: as above.
+    let b_row = |at: usize, len: usize| unsafe { std::slice::from_raw_parts(b.add(at), len) };
+    s.run(
+        #[inline(always)]
+        || {
+            if csa == 1 {
+                for (i, to) in a_pairs.chunks_exact_mut(pairs.max(1)).enumerate() {
+                    pair_terms(to, a_row(i * rsa, k));
+                }
+            } else {
+                for (q, to) in a_pairs.chunks_exact_mut(m.max(1)).enumerate() {
+                    let second = (2 * q + 1 < k).then(|| a_row((2 * q + 1) * csa, m));
+                    pair_rows(to, a_row(2 * q * csa, m), second);
+                }
+            }
+            for (j, to) in b_pairs.chunks_exact_mut((pairs * S::PANEL).max(1)).enumerate() {
+                let width = S::PANEL.min(n - j * S::PANEL);
+                for (q, to) in to.chunks_exact_mut(S::PANEL).enumerate() {
+                    let row = |p: usize| b_row(j * panel + p * ldb, width);
+                    pair_rows(&mut to[..width], row(2 * q), (2 * q + 1 < k).then(|| row(2 * q + 1)));
+                }
+            }
+        },
+    );
+    let a = if csa == 1 { (a_pairs.as_ptr(), pairs, 1) } else { (a_pairs.as_ptr(), 1, m) };
+    // SAFETY: the pairs lie in their buffers, C is the caller's.
+    unsafe { sgemm(s, (m, n, pairs), a, (b_pairs.as_ptr(), S::PANEL, pairs * S::PANEL), c, into) }
 }
 
 /// Loops that the compiler vectorises: for f64, in which gradients are checked.

@@ -36,7 +36,7 @@ macro_rules! with_simd {
             #[cfg(target_arch = "x86_64")]
             $crate::Level::Avx512 => {
                 // SAFETY: an `Isa` of this level exists only where its instructions were detected.
-                let $s = unsafe { $crate::simd::avx512::Avx512::new() };
+                let $s = unsafe { $crate::simd::avx512::Avx512::<false>::new() };
                 $body
             }
             #[cfg(target_arch = "x86_64")]
@@ -59,6 +59,26 @@ macro_rules! with_simd {
     };
 }
 pub(crate) use with_simd;
+
+/// As [`with_simd`], for products: of packed pairs where an [`Arithmetic`] asks for them.
+macro_rules! with_products {
+    ($by:expr, $s:ident => $body:expr) => {
+        match ($by.operands, $by.isa.level()) {
+            ($crate::Operands::Full, _) => $crate::with_simd!($by.isa, $s => $body),
+            #[cfg(target_arch = "x86_64")]
+            ($crate::Operands::Bf16, $crate::Level::Avx512) if $crate::has_bf16() => {
+                // SAFETY: the level's instructions were detected, and so was BF16.
+                let $s = $crate::simd::pairs::Pairs(unsafe { $crate::simd::avx512::Avx512::<true>::new() });
+                $body
+            }
+            ($crate::Operands::Bf16, _) => $crate::with_simd!($by.isa, s => {
+                let $s = $crate::simd::pairs::Pairs(s);
+                $body
+            }),
+        }
+    };
+}
+pub(crate) use with_products;
 
 /// Somebody asked for an instruction set that this CPU has not, or that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,6 +221,47 @@ impl Isa {
     }
 }
 
+/// The precision of what products multiply. Their sums are f32's, and f64 is multiplied as it is: it is for checks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Operands {
+    /// As it is.
+    #[default]
+    Full,
+    /// Rounded to bf16: eight bits of precision, the range of f32.
+    Bf16,
+}
+
+/// How products are computed: by which instructions, of which operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arithmetic {
+    /// The instructions.
+    pub isa: Isa,
+    /// The operands.
+    pub operands: Operands,
+}
+
+impl From<Isa> for Arithmetic {
+    fn from(isa: Isa) -> Self {
+        Self { isa, operands: Operands::Full }
+    }
+}
+
+/// Whether products of bf16 have an instruction of their own here, by which they are faster than those of f32. Elsewhere they are
+/// made of f32's, with the same bits.
+pub fn multiplies_bf16(isa: Isa) -> bool {
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => has_bf16(),
+        _ => false,
+    }
+}
+
+/// Whether the CPU has AVX512-BF16.
+#[cfg(target_arch = "x86_64")]
+fn has_bf16() -> bool {
+    is_x86_feature_detected!("avx512bf16")
+}
+
 /// The element types that kernels compute in: f32 to train, f64 to check gradients by finite differences.
 pub trait Real:
     Copy
@@ -232,11 +293,36 @@ pub trait Real:
     type Kernel<S: simd::Simd>: gemm::Kernel<E = Self>;
     /// That of an instruction set.
     fn kernel<S: simd::Simd>(s: S) -> Self::Kernel<S>;
+    /// C = A B and what it is added to; see [`gemm::gemm`]. A method, so that it is compiled once and not in every crate that
+    /// multiplies.
+    ///
+    /// # Safety
+    /// The inner sizes are equal, rows of `b`'s columns, `c.1` apart, are valid at `c.0` and overlap nothing else, and the start is of
+    /// C's size.
+    unsafe fn multiply(
+        by: Arithmetic,
+        a: gemm::Mat<Self>,
+        b: gemm::Mat<Self>,
+        c: (*mut Self, usize),
+        start: gemm::Start<Self>,
+        part: gemm::Part,
+    );
 }
 
 macro_rules! real {
-    ($t:ty, $is_f32:literal, $s:ident => $kernel:ty, $make:expr) => {
+    ($t:ty, $is_f32:literal, $s:ident => $kernel:ty, $make:expr, $multiply:expr) => {
         impl Real for $t {
+            unsafe fn multiply(
+                by: Arithmetic,
+                a: gemm::Mat<Self>,
+                b: gemm::Mat<Self>,
+                c: (*mut Self, usize),
+                start: gemm::Start<Self>,
+                part: gemm::Part,
+            ) {
+                // SAFETY: the caller's promise.
+                unsafe { $multiply(by, a, b, c, start, part) }
+            }
             type Kernel<$s: simd::Simd> = $kernel;
             fn kernel<$s: simd::Simd>(s: $s) -> $kernel {
                 $make(s)
@@ -257,8 +343,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, true, S => S, std::convert::identity);
-real!(f64, false, S => gemm::Doubles<S>, gemm::Doubles);
+real!(f32, true, S => S, std::convert::identity, gemm::multiply_f32);
+real!(f64, false, S => gemm::Doubles<S>, gemm::Doubles, gemm::multiply_f64);
 
 /// The same slice as f32, for `T` = f32.
 ///

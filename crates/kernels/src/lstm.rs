@@ -10,7 +10,7 @@ mod exact;
 mod recurrence;
 
 use super::gemm::{Mat, gemm, product};
-use super::{Buf, Isa, Real, as_f32, as_f32_mut, with_simd};
+use super::{Arithmetic, Buf, Real, as_f32, as_f32_mut, with_products};
 use rayon::prelude::*;
 
 /// Sizes of a layer's call.
@@ -125,8 +125,8 @@ pub struct Wanted {
 ///
 /// # Panics
 /// If a slice has not the length that `dims` says.
-pub fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
-    let Dims { steps, batch, input, hidden } = layer.dims;
+pub fn forward<T: Real>(by: impl Into<Arithmetic>, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
+    let (Dims { steps, batch, input, hidden }, by) = (layer.dims, by.into());
     let (rows, width) = (steps * batch, 4 * hidden);
     let lengths = [layer.x, layer.w_ih, layer.w_hh, layer.bias, layer.h0, layer.c0, y].map(<[T]>::len);
     let state = batch * hidden;
@@ -135,10 +135,10 @@ pub fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
     assert!(layer.kept.is_none_or(|kept| kept.keep.len() == width * hidden));
     let mut saved = Saved { gates: Buf::dirty(rows * width), cells: Buf::dirty(rows * hidden) };
     let (x, w) = (Mat::new(layer.x, rows, input), Mat::new(layer.w_ih, width, input));
-    gemm(isa, x, w.t(), &mut saved.gates, width, false);
+    gemm(by, x, w.t(), &mut saved.gates, width, false);
     if T::IS_F32 {
         let out = [as_f32_mut(&mut saved.gates), as_f32_mut(&mut saved.cells), as_f32_mut(y)];
-        with_simd!(isa, s => recurrence::forward(s, &layer.as_f32(), out));
+        forward_f32(by, &layer.as_f32(), out);
     } else {
         exact::forward(layer, &mut saved, y);
     }
@@ -147,19 +147,19 @@ pub fn forward<T: Real>(isa: Isa, layer: &Layer<T>, y: &mut [T]) -> Saved<T> {
 
 /// The gradients of everything that is `wanted`, from the gradient `dy` of the hidden states `y`.
 pub fn backward<T: Real>(
-    isa: Isa,
+    by: impl Into<Arithmetic>,
     layer: &Layer<T>,
     y: &[T],
     mut saved: Saved<T>,
     dy: &[T],
     wanted: Wanted,
 ) -> Grads<T> {
-    let Dims { steps, batch, input, hidden } = layer.dims;
+    let (Dims { steps, batch, input, hidden }, by) = (layer.dims, by.into());
     let (rows, width, state) = (steps * batch, 4 * hidden, batch * hidden);
     assert_eq!([y.len(), dy.len(), saved.cells.len()], [rows * hidden; 3]);
     if T::IS_F32 {
         let (gates, cells) = (as_f32_mut(&mut saved.gates), as_f32(&saved.cells));
-        with_simd!(isa, s => recurrence::backward(s, &layer.as_f32(), gates, cells, as_f32(dy)));
+        backward_f32(by, &layer.as_f32(), gates, cells, as_f32(dy));
     } else {
         exact::backward(layer, &mut saved, dy);
     }
@@ -170,7 +170,7 @@ pub fn backward<T: Real>(
         let mut before = Buf::dirty(rows * hidden);
         before[..state].copy_from_slice(layer.h0);
         before[state..].copy_from_slice(&y[..(rows - batch) * hidden]);
-        let mut dw = product(isa, dg.t(), Mat::new(&before, rows, hidden));
+        let mut dw = product(by, dg.t(), Mat::new(&before, rows, hidden));
         if let Some(kept) = layer.kept {
             let scale = T::from_f64(kept.scale);
             let pairs = dw.par_iter_mut().zip(kept.keep).with_min_len(1 << 15);
@@ -180,10 +180,19 @@ pub fn backward<T: Real>(
     });
     Grads {
         w_hh,
-        w_ih: wanted.w_ih.then(|| product(isa, dg.t(), Mat::new(layer.x, rows, input))),
-        x: wanted.x.then(|| product(isa, dg, Mat::new(layer.w_ih, width, input))),
+        w_ih: wanted.w_ih.then(|| product(by, dg.t(), Mat::new(layer.x, rows, input))),
+        x: wanted.x.then(|| product(by, dg, Mat::new(layer.w_ih, width, input))),
         bias: wanted.bias.then(|| super::sums::column_sums(&saved.gates, width)),
     }
+}
+
+/// The steps in f32; not generic, so that they are compiled once.
+fn forward_f32(by: Arithmetic, layer: &Layer<f32>, out: [&mut [f32]; 3]) {
+    with_products!(by, s => recurrence::forward(s, layer, out));
+}
+
+fn backward_f32(by: Arithmetic, layer: &Layer<f32>, gates: &mut [f32], cells: &[f32], dy: &[f32]) {
+    with_products!(by, s => recurrence::backward(s, layer, gates, cells, dy));
 }
 
 #[cfg(test)]

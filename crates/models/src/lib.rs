@@ -51,7 +51,7 @@ pub fn poison_uncleared_memory() {
 pub use backward::backward;
 pub use error::{Error, Result};
 pub use init::Params;
-pub use model::{Loss, Mode, Model, Task};
+pub use model::{Loss, Mode, Model, Task, WithOperands};
 pub use registry::Registry;
 use taper_kernels as kernels;
 pub use taper_random as rng;

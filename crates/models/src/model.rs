@@ -82,6 +82,40 @@ pub struct Loss {
     pub logits: Option<Tensor>,
 }
 
+/// A network whose products multiply other operands: see [`with_operands`](crate::ops::with_operands).
+pub struct WithOperands {
+    /// The network.
+    pub model: Box<dyn Model>,
+    /// What its products multiply.
+    pub operands: crate::ops::Operands,
+}
+
+impl Model for WithOperands {
+    fn logits(&mut self, input: &Tensor, mode: Mode) -> Result<Tensor> {
+        crate::ops::with_operands(self.operands, || self.model.logits(input, mode))
+    }
+
+    fn loss(&mut self, input: &Tensor, target: &Tensor, mode: Mode) -> Result<Loss> {
+        crate::ops::with_operands(self.operands, || self.model.loss(input, target, mode))
+    }
+
+    fn advance(&mut self, input: &Tensor, mode: Mode) -> Result<()> {
+        crate::ops::with_operands(self.operands, || self.model.advance(input, mode))
+    }
+
+    fn carry(&self) -> Vec<(String, Tensor)> {
+        self.model.carry()
+    }
+
+    fn set_place(&mut self, first: usize) {
+        self.model.set_place(first);
+    }
+
+    fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<()> {
+        self.model.set_carry(carry)
+    }
+}
+
 /// A network that maps a batch to logits and a loss.
 pub trait Model: Send {
     /// Logits `[n, classes]` of a batch; for text, of each token in turn.

@@ -358,3 +358,44 @@ fn labels_are_smoothed_in_training_alone() {
     assert!(refused(TEXT, &["train.label_smoothing=0.1"]).contains("classes of images"));
     assert!(refused(IMAGES, &["train.label_smoothing=1.0"]).contains("less than 1"));
 }
+
+#[test]
+fn bf16_trains_nearly_the_same_whatever_the_threads_and_interruptions() {
+    let resnet = "
+data: {name: synthetic-images, batch_size: 16, train: 32, test: 16}
+model: {name: resnet, num_blocks: [1], widths: [16]}
+optimizer: {name: sgd, lr: 0.1}
+train: {epochs: 1}
+";
+    for text in [IMAGES, TEXT, resnet] {
+        let steps = "train={steps: 2}";
+        let (full, _folder) = train(text, &[steps, EVERY_STEP]);
+        let (half, _folder_2) = train(text, &[steps, "train.precision=bf16", EVERY_STEP]);
+        let (a, b) = (change(&full, 1, 2), change(&half, 1, 2));
+        let norm = |v: &[f64]| v.iter().map(|d| d * d).sum::<f64>().sqrt();
+        let apart = norm(&a.iter().zip(&b).map(|(a, b)| a - b).collect::<Vec<_>>()) / norm(&a);
+        // Each of a few layers rounds its operands by 2⁻⁹ at most.
+        assert!((1e-5..5e-2).contains(&apart), "{apart}");
+
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let set = [steps, "train.precision=bf16", EVERY_STEP];
+        let (again, _folder_3) = threads.install(|| train(text, &set));
+        assert_eq!(weights(&half, 2), weights(&again, 2));
+        // One step, then the other in a call of its own.
+        let folder = tempfile::tempdir().unwrap();
+        let stop = |steps: u64| {
+            let budget = format!("train.budget.steps={steps}");
+            attempt(text, &["train={steps: 2}", "train.precision=bf16", EVERY_STEP, &budget], folder.path())
+                .unwrap()
+        };
+        stop(1);
+        let gone_on = stop(2);
+        assert_eq!(weights(&half, 2), weights(&gone_on, 2));
+    }
+    let id = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        Recipe::parse("training.yaml", IMAGES, &set, &Registries::default()).unwrap().id().to_owned()
+    };
+    assert_eq!(id(&[]), id(&["train.precision=f32"]), "spelled out it is the same run");
+    assert_ne!(id(&[]), id(&["train.precision=bf16"]));
+}

@@ -2,7 +2,6 @@
 //!
 //! The operands are packed first, all tasks together, so that tasks can be as small as it takes to occupy many threads and
 //! none packs what another has packed. Within a task a panel of B stays in the L1 cache and a block of A in the L2 cache.
-use super::pack::pack;
 use super::{Kernel, Mat, Part, Start};
 use crate::simd::Into;
 use crate::{Buf, Real, Shared, par, par_after};
@@ -197,6 +196,12 @@ fn pieces(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total.max(1)).step_by(length).map(move |first| (first, length.min(total - first)))
 }
 
+/// Elements that hold so many terms of a row.
+#[inline(always)]
+fn packed<K: Kernel>(terms: usize) -> usize {
+    terms.div_ceil(K::TERMS)
+}
+
 /// The terms that are packed of one tile or panel before those of the next: a few if their lines hold many of them.
 fn steps(terms: usize, across: usize) -> impl Iterator<Item = (usize, usize)> {
     let step = if across == 1 { 16 } else { terms };
@@ -257,8 +262,13 @@ unsafe fn whole<K: Kernel>(
 ) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
     let cut = Cut::of::<K>(limits, (m, n, k));
-    let (pack_a, pack_b) =
-        (n >= if a.cs == 1 { 4 * limits.pack_a } else { limits.pack_a }, m >= limits.pack_b || b.cs != 1);
+    let (pack_a, pack_b) = match K::TERMS {
+        1 => {
+            (n >= if a.cs == 1 { 4 * limits.pack_a } else { limits.pack_a }, m >= limits.pack_b || b.cs != 1)
+        }
+        // They are made while they are packed.
+        _ => (true, true),
+    };
     let at_once = k.clamp(1, limits.chunk);
     // As many blocks as may be packed at a time, or all.
     let extent = |packs: bool, block: usize, all: usize| match packs {
@@ -362,8 +372,8 @@ impl<K: Kernel> Job<'_, K> {
                     let from = (self.a.at(i0 + i, p0 + p + q), self.a.rs, self.a.cs, rows - i);
                     // SAFETY: the tile lies in A, and its place in the buffer, by the caller's promise.
                     unsafe {
-                        let to = (to.at(p * rows + i * length + q * high), high);
-                        pack(self.kernel, (high, some), from, to);
+                        let to = (to.at(p * rows + i * packed::<K>(length) + packed::<K>(q) * high), high);
+                        self.kernel.pack((high, some), from, to);
                     }
                 }
             }
@@ -385,8 +395,8 @@ impl<K: Kernel> Job<'_, K> {
                     let from = (self.b.at(p0 + p + q, j0 + j), self.b.cs, self.b.rs, left);
                     // SAFETY: the panel lies in B, and its place in the buffer, by the caller's promise.
                     unsafe {
-                        let to = (to.at(p * wide + j * length + q * K::PANEL), K::PANEL);
-                        pack(self.kernel, (left.min(K::PANEL), some), from, to);
+                        let at = p * wide + j * packed::<K>(length) + packed::<K>(q) * K::PANEL;
+                        self.kernel.pack((left.min(K::PANEL), some), from, (to.at(at), K::PANEL));
                     }
                 }
             }
@@ -404,12 +414,12 @@ impl<K: Kernel> Job<'_, K> {
         // SAFETY: the addresses of tiles lie in the operands or their packed places, by the caller's promise.
         let a = |i: usize, high: usize, (p, length): (usize, usize)| unsafe {
             match self.a_to {
-                Some(a) => (a.at(p * chunk.rows.1 + (i0 + i) * length).cast_const(), 1, high),
+                Some(a) => (a.at(p * chunk.rows.1 + (i0 + i) * packed::<K>(length)).cast_const(), 1, high),
                 None => (self.a.at(row + i, first + p), self.a.rs, self.a.cs),
             }
         };
         let b = |j: usize, (p, length): (usize, usize)| match self.b_to {
-            Some(b) => (b.address(p * wide + (j0 + j) * length), K::PANEL),
+            Some(b) => (b.address(p * wide + (j0 + j) * packed::<K>(length)), K::PANEL),
             None => (self.b.at(first + p, column + j), self.b.rs),
         };
         self.kernel.run(
@@ -424,7 +434,8 @@ impl<K: Kernel> Job<'_, K> {
                     for j in (0..columns).step_by(K::PANEL) {
                         let width = K::PANEL.min(columns - j);
                         // The next panel arrives a few lines a tile.
-                        let (next, lines) = (b(j + K::PANEL, piece).0, piece.1 * K::PANEL / LINE);
+                        let (next, lines) =
+                            (b(j + K::PANEL, piece).0, packed::<K>(piece.1) * K::PANEL / LINE);
                         let lines =
                             if self.b_to.is_some() { lines.div_ceil(rows.div_ceil(K::ROWS)) } else { 0 };
                         for (tile, (i, high)) in tiles::<K>(rows).enumerate() {
@@ -437,7 +448,7 @@ impl<K: Kernel> Job<'_, K> {
                                 let c = (self.c.at(row + i, column + j), self.c.ld);
                                 self.kernel.tile(
                                     (high, width),
-                                    piece.1,
+                                    packed::<K>(piece.1),
                                     a(i, high, piece),
                                     b(j, piece),
                                     c,

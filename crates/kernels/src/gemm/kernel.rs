@@ -1,4 +1,5 @@
 //! The register tile of an element type.
+use super::pack::{pack, pack_pairs};
 use crate::Real;
 use crate::simd::{Into, Simd, packed_tile, square_tiles, tile};
 use std::fmt::Debug;
@@ -13,6 +14,8 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     const PANEL: usize;
     /// Rows and columns of the blocks that are transposed at once; `PANEL` is a multiple of it.
     const LANES: usize;
+    /// Terms of a sum in an element of the packed operands. With more than one, both are packed always.
+    const TERMS: usize = 1;
 
     /// Calls `f`, compiled for the instruction set. Mark the closure `#[inline(always)]`, or it is compiled on its own.
     fn run<R>(self, f: impl FnOnce() -> R) -> R;
@@ -38,6 +41,20 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     /// `LANES` rows of as many elements are valid at `src` (`lds` apart) and at `dst` (`ldd` apart).
     unsafe fn transpose(self, src: *const Self::E, lds: usize, dst: *mut Self::E, ldd: usize);
 
+    /// Writes a panel of packed operands; see [`pack`]. Rows of it have [`Kernel::TERMS`] terms.
+    ///
+    /// # Safety
+    /// As [`pack`].
+    unsafe fn pack(
+        self,
+        size: (usize, usize),
+        from: (*const Self::E, usize, usize, usize),
+        to: (*mut Self::E, usize),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { pack(self, size, from, to) }
+    }
+
     /// Asks for a cache line of f32 ahead of its use, which need not be valid.
     #[inline(always)]
     fn prefetch(self, _line: *const Self::E) {}
@@ -48,6 +65,7 @@ impl<S: Simd> Kernel for S {
     const ROWS: usize = S::SQUARE.0;
     const PANEL: usize = <S as Simd>::LANES * S::SQUARE.1;
     const LANES: usize = <S as Simd>::LANES;
+    const TERMS: usize = <S as Simd>::TERMS;
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {
@@ -80,6 +98,21 @@ impl<S: Simd> Kernel for S {
     unsafe fn transpose(self, src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         // SAFETY: the caller's promise.
         unsafe { Simd::transpose(self, src, lds, dst, ldd) }
+    }
+
+    unsafe fn pack(
+        self,
+        size: (usize, usize),
+        from: (*const f32, usize, usize, usize),
+        to: (*mut f32, usize),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match <S as Simd>::TERMS {
+                1 => pack(self, size, from, to),
+                _ => pack_pairs(self, size, from, to),
+            }
+        }
     }
 
     #[inline(always)]

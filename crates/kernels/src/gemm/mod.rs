@@ -1,16 +1,14 @@
 //! Matrix products on slices, in parallel, with the same bits for any number of threads.
 //!
 //! `kernel.rs`: the register tile of an element type; `pack.rs`: operands in the order in which tiles read them; `blocks.rs`:
-//! how a product is cut into tasks; `bf16.rs`: operands of less precision.
-mod bf16;
+//! how a product is cut into tasks.
 mod blocks;
 mod kernel;
 mod pack;
 #[cfg(test)]
 mod tests;
 
-use super::{Isa, Real, Shared, par, with_simd};
-pub use bf16::{product_bf16, to_bf16};
+use super::{Arithmetic, Isa, Real, Shared, par, with_products, with_simd};
 pub use kernel::{Doubles, Kernel};
 
 /// A matrix in a slice: element (i, j) lies at `i rs + j cs`, and one of the two steps is 1.
@@ -80,38 +78,39 @@ pub enum Start<'a, T> {
 ///
 /// # Panics
 /// If the shapes do not fit or `c` is too short.
-pub fn gemm<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
+pub fn gemm<T: Real>(by: impl Into<Arithmetic>, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
     let start = if add { Start::Old } else { Start::Zero };
     let (m, n) = (a.rows, b.cols);
     assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
     // SAFETY: the extent of `c` has been checked, and it is borrowed mutably, so it overlaps neither operand.
-    unsafe { multiply(isa, a, b, (c.as_mut_ptr(), ldc), start, Part::All) }
+    unsafe { multiply(by.into(), a, b, (c.as_mut_ptr(), ldc), start, Part::All) }
 }
 
 /// A B as a new row-major matrix.
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn product<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>) -> Vec<T> {
-    product_from(isa, a, b, Start::Zero)
+pub fn product<T: Real>(by: impl Into<Arithmetic>, a: Mat<T>, b: Mat<T>) -> Vec<T> {
+    product_from(by, a, b, Start::Zero)
 }
 
 /// A B and what it is added to, as a new row-major matrix.
 ///
 /// # Panics
 /// If the shapes do not fit, or for [`Start::Old`]: there is none.
-pub fn product_from<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, start: Start<T>) -> Vec<T> {
+pub fn product_from<T: Real>(by: impl Into<Arithmetic>, a: Mat<T>, b: Mat<T>, start: Start<T>) -> Vec<T> {
     assert!(!matches!(start, Start::Old), "a new matrix has no old value");
+    let by = by.into();
     // SAFETY: without `Old` every element is written and none is read before.
-    unsafe { new(a.rows, b.cols, |c| multiply(isa, a, b, (c, b.cols), start, Part::All)) }
+    unsafe { new(a.rows, b.cols, |c| multiply(by, a, b, (c, b.cols), start, Part::All)) }
 }
 
 /// X Xᵀ as a new matrix: half of it is computed, the other half mirrored.
-pub fn gram<T: Real>(isa: Isa, x: Mat<T>) -> Vec<T> {
-    let n = x.rows;
+pub fn gram<T: Real>(by: impl Into<Arithmetic>, x: Mat<T>) -> Vec<T> {
+    let (n, by) = (x.rows, by.into());
     let fill = |c: *mut T| {
         // SAFETY: `new` gives an n × n matrix; what lies on and below the diagonal is written first.
-        unsafe { multiply(isa, x, x.t(), (c, n), Start::Zero, Part::Lower) };
+        unsafe { multiply(by, x, x.t(), (c, n), Start::Zero, Part::Lower) };
         mirror(Shared::at_address(c), n);
     };
     // SAFETY: every element is written, and read only afterwards.
@@ -155,7 +154,8 @@ unsafe fn new<T: Real>(rows: usize, cols: usize, fill: impl FnOnce(*mut T)) -> V
 
 /// Which elements of the result are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+pub enum Part {
+    /// All.
     All,
     /// Those on and below the diagonal; others may be written too.
     Lower,
@@ -168,7 +168,14 @@ enum Part {
 ///
 /// # Safety
 /// Rows of `b.cols` elements, `ldc` apart, are valid at `c` and overlap neither operand nor the start.
-unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: (*mut T, usize), start: Start<T>, part: Part) {
+unsafe fn multiply<T: Real>(
+    by: Arithmetic,
+    a: Mat<T>,
+    b: Mat<T>,
+    c: (*mut T, usize),
+    start: Start<T>,
+    part: Part,
+) {
     assert_eq!(a.cols, b.rows, "inner dimensions");
     match start {
         Start::Row(row) => assert_eq!(row.len(), b.cols, "length of the row to start from"),
@@ -178,8 +185,40 @@ unsafe fn multiply<T: Real>(isa: Isa, a: Mat<T>, b: Mat<T>, c: (*mut T, usize), 
     if a.rows == 0 || b.cols == 0 {
         return;
     }
-    // f64 has the same bits with every set: callers need not know which one serves it.
-    let isa = if T::IS_F32 { isa } else { Isa::detect().unwrap_or(isa) };
     // SAFETY: the caller's promise.
-    with_simd!(isa, s => unsafe { blocks::multiply(T::kernel(s), &blocks::LIMITS, a, b, c, start, part) })
+    unsafe { T::multiply(by, a, b, c, start, part) }
+}
+
+/// [`Real::multiply`].
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn multiply_f32(
+    by: Arithmetic,
+    a: Mat<f32>,
+    b: Mat<f32>,
+    c: (*mut f32, usize),
+    start: Start<f32>,
+    part: Part,
+) {
+    // SAFETY: the caller's promise.
+    with_products!(by, s => unsafe { blocks::multiply(s, &blocks::LIMITS, a, b, c, start, part) })
+}
+
+/// [`Real::multiply`].
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn multiply_f64(
+    by: Arithmetic,
+    a: Mat<f64>,
+    b: Mat<f64>,
+    c: (*mut f64, usize),
+    start: Start<f64>,
+    part: Part,
+) {
+    // f64 has the same bits with every set: callers need not know which one serves it.
+    let isa = Isa::detect().unwrap_or(by.isa);
+    // SAFETY: the caller's promise.
+    with_simd!(isa, s => unsafe { blocks::multiply(Doubles(s), &blocks::LIMITS, a, b, c, start, part) })
 }

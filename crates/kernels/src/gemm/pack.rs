@@ -1,6 +1,8 @@
 //! Operands in the order in which tiles read them: panels of a few rows of A or columns of B, term after term.
 use super::Kernel;
 use crate::Real;
+use crate::simd::Simd;
+use crate::simd::pairs::pair_rows;
 
 /// Writes a panel: element (i, p) of `width` × `terms` goes from `from + i across + p along` to `to + p step + i`. One of the
 /// two strides is 1.
@@ -26,6 +28,40 @@ pub(super) unsafe fn pack<K: Kernel>(
             }
         },
     );
+}
+
+/// [`pack`] with two terms as bf16 in each element: pair q of row i goes to `to + q step + i`, an odd last term with zero.
+///
+/// # Safety
+/// As [`pack`], for half as many rows at `to`, rounded up.
+pub(super) unsafe fn pack_pairs<S: Simd>(
+    s: S,
+    (width, terms): (usize, usize),
+    (from, across, along, reach): (*const f32, usize, usize, usize),
+    (to, step): (*mut f32, usize),
+) {
+    /// Terms that are packed as f32 first, and the widest rows of them.
+    const ROWS: usize = 32;
+    const WIDEST: usize = 64;
+    assert!(step <= WIDEST);
+    let mut block = [0.0; ROWS * WIDEST];
+    for first in (0..terms).step_by(ROWS) {
+        let some = ROWS.min(terms - first);
+        // SAFETY: these terms lie at `from`, and the block has room for them; the caller's promise for their pairs.
+        unsafe {
+            let from = (from.wrapping_add(first * along), across, along, reach);
+            pack(s, (width, some), from, (block.as_mut_ptr(), step));
+            s.run(
+                #[inline(always)]
+                || {
+                    for (q, two) in block[..some * step].chunks(2 * step).enumerate() {
+                        let to = std::slice::from_raw_parts_mut(to.add((first / 2 + q) * step), width);
+                        pair_rows(to, &two[..width], two.get(step..step + width));
+                    }
+                },
+            );
+        }
+    }
 }
 
 /// # Safety

@@ -1,5 +1,6 @@
 use super::blocks::{LIMITS, Limits};
 use super::*;
+use crate::Operands;
 use taper_random::Rng;
 
 fn numbers<T: Real>(n: usize, salt: usize) -> Vec<T> {
@@ -211,6 +212,40 @@ fn a_matrix_by_its_transpose_is_symmetric_to_the_bit() {
                     assert!((0..n).all(|j| half[i * n + j].to_bits() == half[j * n + i].to_bits()));
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_product_of_bf16_is_that_of_the_rounded_operands_with_the_same_bits_everywhere() {
+    use crate::simd::pairs::to_bf16;
+    for (m, n, k) in [(1, 1, 1), (3, 5, 0), (7, 33, 20), (60, 210, 301), (20, 30, 5001)] {
+        let (a, b, row) = (numbers::<f32>(m * k, 1), numbers::<f32>(n * k, 2), numbers::<f32>(n, 3));
+        // Every way in which the operands can lie.
+        let turned = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
+            (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+        };
+        let (at, bt) = (turned(&a, m, k), turned(&b, n, k));
+        let ways = [
+            (Mat::new(&a, m, k), Mat::new(&b, n, k).t()),
+            (Mat::new(&at, k, m).t(), Mat::new(&b, n, k).t()),
+            (Mat::new(&a, m, k), Mat::new(&bt, k, n)),
+        ];
+        let product =
+            |isa, (a, b)| product_from(Arithmetic { isa, operands: Operands::Bf16 }, a, b, Start::Row(&row));
+        let found = product(Isa::PORTABLE, ways[0]);
+        for isa in Isa::available() {
+            for (way, operands) in ways.into_iter().enumerate() {
+                assert_eq!(product(isa, operands), found, "{} {way}: {m} {n} {k}", isa.name());
+            }
+        }
+        for (at, found) in found.iter().enumerate() {
+            let (i, j) = (at / n, at % n);
+            let term = |p: usize| f64::from(to_bf16(a[i * k + p])) * f64::from(to_bf16(b[j * k + p]));
+            let want = (0..k).map(term).sum::<f64>() + f64::from(row[j]);
+            let size = (0..k).map(|p| term(p).abs()).sum::<f64>() + f64::from(row[j].abs());
+            let limit = f64::from(f32::EPSILON) * (k as f64 + 3.0) * size;
+            assert!((f64::from(*found) - want).abs() <= limit, "{m} {n} {k}: {found} {want}");
         }
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! Sums lie in tiles as the panels do, padded to whole vectors: only what is read from and written to the sequence knows where
 //! the units end.
+use super::super::simd::pairs::{pair, pair_terms};
 use super::super::simd::{Into, Simd, read, tiles, write};
 use super::super::{Buf, Shared, vmath};
 use super::{Dims, Kept, Layer};
@@ -66,7 +67,7 @@ unsafe fn multiply<S: Simd, const MR: usize, const NV: usize>(
                     for i in 0..MR {
                         let av = s.splat(*a.add(i * rsa + p));
                         for j in 0..NV {
-                            acc[i][j] = s.fma(av, bv[j], acc[i][j]);
+                            acc[i][j] = s.accumulate(av, bv[j], acc[i][j]);
                         }
                     }
                 }
@@ -126,6 +127,40 @@ fn copy_kept(out: &mut [f32], w: &[f32], kept: Option<Kept>, from: usize) {
     }
 }
 
+/// The rows of a panel as its tiles read them: as they are, or in pairs. (In place: a pair never lies behind the rows it is made of.)
+#[inline(always)]
+fn pair_panel<S: Simd>(_: S, panel: &mut [f32], width: usize) {
+    if S::TERMS == 1 {
+        return;
+    }
+    let rows = panel.len() / width;
+    for q in 0..rows.div_ceil(2) {
+        for at in q * width..(q + 1) * width {
+            let from = at + q * width;
+            let second = if 2 * q + 1 < rows { panel[from + width] } else { 0.0 };
+            panel[at] = pair(panel[from], second);
+        }
+    }
+}
+
+/// Rows of `k` terms as tiles read them, and how far apart they are: as they are, or in pairs in a buffer.
+fn operand<'a, S: Simd>(s: S, rows: &'a [f32], k: usize, pairs: &'a mut [f32]) -> (&'a [f32], usize) {
+    if S::TERMS == 1 {
+        return (rows, k);
+    }
+    let length = k.div_ceil(S::TERMS);
+    s.run(
+        #[inline(always)]
+        || pairs.chunks_exact_mut(length).zip(rows.chunks_exact(k)).for_each(|(to, row)| pair_terms(to, row)),
+    );
+    (pairs, length)
+}
+
+/// Room for the pairs of `rows` rows of `k` terms, where there are any.
+fn room<S: Simd>(_: S, rows: usize, k: usize) -> Buf<f32> {
+    Buf::dirty(if S::TERMS == 1 { 0 } else { rows * k.div_ceil(S::TERMS) })
+}
+
 /// Forward panels: for each vector of units its four gates, as many of them side by side as a tile has vectors. Row `k` of a
 /// panel holds, gate by gate, column `k` of the weights.
 fn pack_gates<S: Simd>(s: S, layer: &Layer<f32>) -> Buf<f32> {
@@ -158,6 +193,7 @@ fn pack_gates<S: Simd>(s: S, layer: &Layer<f32>) -> Buf<f32> {
                         }
                     }
                 }
+                panels.chunks_exact_mut(hidden * width).for_each(|panel| pair_panel(s, panel, width));
             },
         );
     });
@@ -178,6 +214,7 @@ fn pack_units<S: Simd>(s: S, layer: &Layer<f32>, width: usize) -> Buf<f32> {
                     copy_kept(inside, layer.w_hh, layer.kept, j * hidden + p * width);
                     beyond.fill(0.0);
                 }
+                pair_panel(s, panel, width);
             },
         );
     });
@@ -191,18 +228,22 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
     let packed = pack_gates(s, layer);
     let mut sums = Buf::dirty(hidden.div_ceil(lanes) * batch * tile);
     let (gates, cells, y) = (Shared::new(gates), Shared::new(cells), Shared::new(y));
+    let mut pairs = room(s, batch, hidden);
     for step in 0..steps {
+        let before = step.saturating_sub(1) * state;
+        // SAFETY: `super::forward` has checked all lengths, and the step before is complete.
+        let (h_before, c_before) = match step {
+            0 => (layer.h0, layer.c0),
+            _ => unsafe { (y.read(before, state), cells.read(before, state)) },
+        };
+        let h_before = operand(s, h_before, hidden, &mut pairs);
         let least = grain(batch * hidden * tile);
         let tasks = sums.par_chunks_exact_mut(batch * tile).enumerate();
         tasks.with_min_len(least).with_max_len(2 * least).for_each(|(u, sums)| {
-            let (now, before) = (step * state, step.saturating_sub(1) * state);
+            let now = step * state;
             // SAFETY: `super::forward` has checked all lengths. A task reads only states of the step before, which
             // is complete, and writes gates, cells and hidden states of its own units in this step.
             unsafe {
-                let (h_before, c_before) = match step {
-                    0 => (layer.h0, layer.c0),
-                    _ => (y.read(before, state), cells.read(before, state)),
-                };
                 Units { hidden, unit: u * lanes, batch }.forward(
                     s,
                     (h_before, c_before, layer.bias),
@@ -227,14 +268,17 @@ pub(super) fn backward<S: Simd>(s: S, layer: &Layer<f32>, gates: &mut [f32], cel
     // Running gradients of h and c, in tiles.
     let (mut dh, mut dc) = (Buf::<f32>::dirty(panels * tile), Buf::<f32>::zeros(panels * tile));
     let (dh, dc, gates) = (Shared::new(&mut dh), Shared::new(&mut dc), Shared::new(gates));
+    let mut pairs = room(s, batch, 4 * hidden);
     for step in (0..steps).rev() {
+        // SAFETY: `super::backward` has checked all lengths, and the step after is complete.
+        let after = (step + 1 < steps).then(|| unsafe { gates.read(4 * (step + 1) * state, 4 * state) });
+        let after = after.map(|after| operand(s, after, 4 * hidden, &mut pairs));
         let (tasks, least) = ((0..panels).into_par_iter(), grain(tile * 4 * hidden));
         tasks.with_min_len(least).with_max_len(2 * least).for_each(|p| {
             let now = step * state;
             // SAFETY: `super::backward` has checked all lengths. A task reads the gate gradients of the step after,
             // which is complete, and writes those of its own units in this step.
             unsafe {
-                let after = (step + 1 < steps).then(|| gates.read(4 * (now + state), 4 * state));
                 let c_before = if step == 0 { layer.c0 } else { &cells[now - state..now] };
                 Units { hidden, unit: p * width, batch }.backward(
                     s,
@@ -266,7 +310,7 @@ impl Units {
     unsafe fn forward<S: Simd>(
         &self,
         s: S,
-        (h_before, c_before, bias): (&[f32], &[f32], &[f32]),
+        ((h_before, stride), c_before, bias): ((&[f32], usize), &[f32], &[f32]),
         packed: &[f32],
         sums: &mut [f32],
         [gates, cells, y]: [*mut f32; 3],
@@ -292,9 +336,9 @@ impl Units {
             },
         );
         for (packed, sums) in packed.chunks_exact(h * width).zip(sums.chunks_exact_mut(tile)) {
-            let sizes = (self.batch, h, wide);
+            let sizes = (self.batch, stride, wide);
             // SAFETY: the caller's promise.
-            unsafe { panel(s, sizes, (h_before.as_ptr(), h), packed.as_ptr(), sums.as_mut_ptr()) };
+            unsafe { panel(s, sizes, (h_before.as_ptr(), stride), packed.as_ptr(), sums.as_mut_ptr()) };
         }
         s.run(
             #[inline(always)]
@@ -339,7 +383,7 @@ impl Units {
         &self,
         s: S,
         vectors: usize,
-        (dy, after, c_before, cells): (&[f32], Option<&[f32]>, &[f32], &[f32]),
+        (dy, after, c_before, cells): (&[f32], Option<(&[f32], usize)>, &[f32], &[f32]),
         packed: &[f32],
         (dh, dc): (&mut [f32], &mut [f32]),
         gates: *mut f32,
@@ -350,10 +394,10 @@ impl Units {
             dh[..units].copy_from_slice(&dy[row * h + self.unit..][..units]);
             dh[units..].fill(0.0);
         }
-        if let Some(after) = after {
-            let sizes = (self.batch, 4 * h, vectors);
+        if let Some((after, stride)) = after {
+            let sizes = (self.batch, stride, vectors);
             // SAFETY: the caller's promise.
-            unsafe { panel(s, sizes, (after.as_ptr(), 4 * h), packed.as_ptr(), dh.as_mut_ptr()) };
+            unsafe { panel(s, sizes, (after.as_ptr(), stride), packed.as_ptr(), dh.as_mut_ptr()) };
         }
         s.run(
             #[inline(always)]

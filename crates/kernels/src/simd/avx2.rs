@@ -69,6 +69,15 @@ impl Simd for Avx2 {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
+    fn halves(self, v: __m256) -> (__m256, __m256) {
+        // SAFETY: as above.
+        unsafe {
+            let bits = _mm256_castps_si256(v);
+            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(!0xffff));
+            (_mm256_castsi256_ps(upper), _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
     fn div(self, a: __m256, b: __m256) -> __m256 {
         // SAFETY: as above.
         unsafe { _mm256_div_ps(a, b) }

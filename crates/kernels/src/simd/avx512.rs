@@ -2,13 +2,13 @@
 use super::Simd;
 use std::arch::x86_64::*;
 
-/// Proof that this CPU has AVX-512F, DQ and VL, and AVX2 and FMA with them.
+/// Proof that this CPU has AVX-512F, DQ and VL, and AVX2 and FMA with them; if `BF16`, also AVX512-BF16.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
+pub struct Avx512<const BF16: bool>(());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     /// # Safety
-    /// The CPU has AVX-512F, DQ and VL, AVX2 and FMA.
+    /// The CPU has AVX-512F, DQ and VL, AVX2 and FMA, and, if `BF16`, AVX512-BF16.
     pub unsafe fn new() -> Self {
         Self(())
     }
@@ -28,8 +28,8 @@ fn steps(stride: usize) -> __m512i {
     _mm512_mullo_epi32(iota, _mm512_set1_epi32(stride as i32))
 }
 
-// SAFETY of all blocks: `self` proves AVX-512F, and what else is needed is the caller's promise.
-impl Simd for Avx512 {
+// SAFETY of all blocks: `self` proves AVX-512F (and BF16 where it is so), and what else is needed is the caller's promise.
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
     const LANES: usize = 16;
     // 6 × 4 accumulators, 4 vectors of B and a broadcast are 29 of 32 registers, and 10 loads serve 24 multiply-adds.
@@ -43,8 +43,12 @@ impl Simd for Avx512 {
         fn inner<R>(f: impl FnOnce() -> R) -> R {
             f()
         }
+        #[target_feature(enable = "avx512bf16,avx512f,avx512dq,avx512vl,avx2,fma")]
+        fn with_bf16<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
         // SAFETY: as above.
-        unsafe { inner(f) }
+        unsafe { if BF16 { with_bf16(f) } else { inner(f) } }
     }
     #[inline(always)]
     fn zero(self) -> __m512 {
@@ -75,6 +79,28 @@ impl Simd for Avx512 {
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn halves(self, v: __m512) -> (__m512, __m512) {
+        // SAFETY: as above.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(!0xffff));
+            (_mm512_castsi512_ps(upper), _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
+    fn dot(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        if !BF16 {
+            let ((a0, a1), (b0, b1)) = (self.halves(a), self.halves(b));
+            return self.fma(a1, b1, self.fma(a0, b0, c));
+        }
+        // SAFETY: as above; a vector of pairs is one of bf16, and every pattern of bits is one. The instruction adds the product of
+        // the upper halves first.
+        unsafe {
+            let [a, b] = [a, b].map(|v| std::mem::transmute::<__m512, __m512bh>(v));
+            _mm512_dpbf16_ps(c, a, b)
+        }
     }
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {

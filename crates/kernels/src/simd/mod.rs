@@ -15,6 +15,7 @@ pub mod avx2;
 pub mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
+pub mod pairs;
 pub mod portable;
 
 use super::{Buf, Shared, par};
@@ -36,6 +37,8 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     /// Rows and vectors of the tile of products with packed operands: as square as it can be, so that a panel of B stays in
     /// the L1 cache.
     const SQUARE: (usize, usize) = (6, Self::VECTORS);
+    /// Terms of a sum that a lane of packed operands holds: one, or a pair of bf16 ([`pairs::Pairs`]).
+    const TERMS: usize = 1;
 
     /// Calls `f`, compiled for these vectors. Mark the closure `#[inline(always)]`, or it is compiled on its own.
     fn run<R>(self, f: impl FnOnce() -> R) -> R;
@@ -52,6 +55,21 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// a · b + c, rounded once where the CPU can.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// c and the products of the terms that the lanes of a and b hold, added one after another.
+    #[inline(always)]
+    fn accumulate(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        self.fma(a, b, c)
+    }
+    /// The upper halves of all lanes, and the lower ones, as the bf16 that they are.
+    fn halves(self, v: Self::V) -> (Self::V, Self::V);
+    /// c + the upper halves of a and b multiplied, rounded, + the lower ones multiplied, rounded. A product of two bf16 is exact
+    /// in f32, so that every CPU has the same bits, fused or not (but for numbers below the least normal one, which the instruction
+    /// for it takes for zero).
+    #[inline(always)]
+    fn dot(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        let ((a0, a1), (b0, b1)) = (self.halves(a), self.halves(b));
+        self.fma(a1, b1, self.fma(a0, b0, c))
+    }
 
     /// a / b.
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
@@ -305,7 +323,7 @@ unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: boo
             for i in 0..MR {
                 let av = s.splat(*rows[i].add(offset));
                 for j in 0..NV {
-                    acc[i][j] = s.fma(av, bv[j], acc[i][j]);
+                    acc[i][j] = s.accumulate(av, bv[j], acc[i][j]);
                 }
             }
             offset += csa;

@@ -56,6 +56,15 @@ impl Simd for Neon {
         unsafe { vfmaq_f32(c, a, b) }
     }
     #[inline(always)]
+    fn halves(self, v: float32x4_t) -> (float32x4_t, float32x4_t) {
+        // SAFETY: as above.
+        unsafe {
+            let bits = vreinterpretq_u32_f32(v);
+            let upper = vandq_u32(bits, vdupq_n_u32(0xffff_0000));
+            (vreinterpretq_f32_u32(upper), vreinterpretq_f32_u32(vshlq_n_u32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
     fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
         // SAFETY: as above.
         unsafe { vdivq_f32(a, b) }

@@ -45,6 +45,11 @@ impl Simd for Portable {
         map(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
+    fn halves(self, v: [f32; 4]) -> ([f32; 4], [f32; 4]) {
+        let bits = v.map(f32::to_bits);
+        (map(|i| f32::from_bits(bits[i] & 0xffff_0000)), map(|i| f32::from_bits(bits[i] << 16)))
+    }
+    #[inline(always)]
     fn div(self, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
         map(|i| a[i] / b[i])
     }

@@ -1,6 +1,6 @@
 //! 2-D convolution.
 use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
-use super::{isa, with_slice};
+use super::{arithmetic, with_slice};
 use crate::kernels::Buf;
 use crate::kernels::conv::{self, Algorithm, Geometry};
 use crate::kernels::sums::column_sums;
@@ -110,7 +110,7 @@ fn forward<T: Element>(
     options: &Conv2d,
     g: Geometry,
 ) -> Result<FeatureMap> {
-    let (isa, algorithm) = (isa()?, options.algorithm::<T>(&g)?);
+    let (by, algorithm) = (arithmetic()?, options.algorithm::<T>(&g)?);
     check_param(OP, "a weight", weight, T::DTYPE, weight.dims())?;
     let mut y = Buf::dirty(g.y_len());
     let bias_values = match bias {
@@ -122,7 +122,7 @@ fn forward<T: Element>(
     };
     let span = op_span!(OP, "forward", g.flops(), "{g}");
     with_slice(weight, |w: &[T]| {
-        conv::forward(isa, algorithm, &g, (&x.data, w, bias_values.as_deref()), &mut y)
+        conv::forward(by, algorithm, &g, (&x.data, w, bias_values.as_deref()), &mut y)
     })?;
     drop(span);
 
@@ -135,7 +135,7 @@ fn forward<T: Element>(
             true => {
                 let _span = op_span!(OP, "backward", g.flops(), "{g}");
                 let mut dw = vec![T::ZERO; g.w_len()];
-                conv::grad_weight(isa, algorithm, &g, (&input, &dy), &mut dw);
+                conv::grad_weight(by, algorithm, &g, (&input, &dy), &mut dw);
                 Some(dw)
             }
             false => None,
@@ -145,7 +145,7 @@ fn forward<T: Element>(
         if let Some(dx) = dx {
             let _span = op_span!(OP, "backward", g.flops(), "{g}");
             with_slice(&weight_, |w: &[T]| {
-                dx.add_with(g.x_len(), |dx, add| conv::grad_input(isa, algorithm, &g, (&dy, w), dx, add));
+                dx.add_with(g.x_len(), |dx, add| conv::grad_input(by, algorithm, &g, (&dy, w), dx, add));
             })?;
         }
         let db = match bias_ {

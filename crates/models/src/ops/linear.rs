@@ -1,9 +1,9 @@
 //! A fully connected layer with its bias and ReLU in one op.
-use super::{dtype_error, isa, shape_error, slice, with_slice};
+use super::{arithmetic, dtype_error, shape_error, slice, with_slice};
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, Start, product, product_from};
 use crate::kernels::sums::column_sums;
-use crate::kernels::{Buf, Real};
+use crate::kernels::{Arithmetic, Buf, Real};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use rayon::prelude::*;
@@ -64,7 +64,7 @@ pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>, act: Activation) -> Re
     if !x.device().is_cpu() {
         return Ok(composed(x, w, b, act)?);
     }
-    let op = Linear { act, wanted: operands.map(|t| t.is_some_and(Tensor::track_op)) };
+    let op = Linear { act, by: arithmetic()?, wanted: operands.map(|t| t.is_some_and(Tensor::track_op)) };
     let (x, w) = (x.contiguous()?, w.contiguous()?);
     Ok(match b {
         Some(b) => x.apply_op3(&w, &b.contiguous()?, op)?,
@@ -88,6 +88,7 @@ fn composed(x: &Tensor, w: &Tensor, b: Option<&Tensor>, act: Activation) -> cand
 
 struct Linear {
     act: Activation,
+    by: Arithmetic,
     /// Which of x, w, b have somebody waiting for their gradient.
     wanted: [bool; 3],
 }
@@ -124,12 +125,12 @@ impl Linear {
         b: Option<(&CpuStorage, &Layout)>,
         (m, n, k): (usize, usize, usize),
     ) -> candle_core::Result<CpuStorage> {
-        let (x, w, isa) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?, isa()?);
+        let (x, w) = (slice::<T>(x.0, x.1)?, slice::<T>(w.0, w.1)?);
         let start = match b {
             Some((b, lb)) => Start::Row(slice::<T>(b, lb)?),
             None => Start::Zero,
         };
-        let mut y = product_from(isa, Mat::new(x, m, k), Mat::new(w, n, k).t(), start);
+        let mut y = product_from(self.by, Mat::new(x, m, k), Mat::new(w, n, k).t(), start);
         if self.act == Activation::Relu {
             y.par_chunks_mut(PARALLEL).for_each(|y| {
                 // Written so that NaN stays.
@@ -146,14 +147,14 @@ impl Linear {
         dy: &Tensor,
     ) -> candle_core::Result<[Option<Tensor>; 3]> {
         let (m, n, k) = sizes(x.shape(), w.shape())?;
-        let ([want_x, want_w, want_b], isa) = (self.wanted, isa()?);
+        let ([want_x, want_w, want_b], by) = (self.wanted, self.by);
         let products = usize::from(want_x) + usize::from(want_w);
         let _span = op_span!(OP, "backward", 2 * products * m * n * k, "{k}-{n}");
         let from = |g: &[T]| {
             let gm = Mat::new(g, m, n);
-            let dx = want_x.then(|| deliver(y, x, with_slice(w, |w| product(isa, gm, Mat::new(w, n, k)))?));
+            let dx = want_x.then(|| deliver(y, x, with_slice(w, |w| product(by, gm, Mat::new(w, n, k)))?));
             let dw =
-                want_w.then(|| deliver(y, w, with_slice(x, |x| product(isa, gm.t(), Mat::new(x, m, k)))?));
+                want_w.then(|| deliver(y, w, with_slice(x, |x| product(by, gm.t(), Mat::new(x, m, k)))?));
             let db = b.filter(|_| want_b).map(|b| deliver(y, b, column_sums(g, n)));
             Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
         };

@@ -1,11 +1,11 @@
 //! The last layer of a classifier and its loss in one op.
 use super::cross_entropy::{CrossEntropy, cross_entropy, in_place, target_rows};
-use super::{Activation, dtype_error, isa, linear, shape_error, slice, with_slice};
+use super::{Activation, arithmetic, dtype_error, linear, shape_error, slice, with_slice};
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, gemm, product};
 use crate::kernels::softmax::Row;
 use crate::kernels::sums::column_sums;
-use crate::kernels::{Buf, Isa, Real};
+use crate::kernels::{Arithmetic, Buf, Real};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Mutex, PoisonError};
@@ -48,15 +48,16 @@ pub fn linear_cross_entropy(
         return cross_entropy(&logits, &targets.flatten_all()?, options);
     }
     let rows = target_rows(OP, targets, w.dim(0)?, options)?;
-    let wanted = [x, w, b].map(Tensor::track_op);
+    let (by, wanted) = (arithmetic()?, [x, w, b].map(Tensor::track_op));
     let (x, w, b) = (x.contiguous()?, w.contiguous()?, b.contiguous()?);
     Ok(match x.dtype() {
-        DType::F64 => x.apply_op3(&w, &b, Op::<f64> { rows, wanted, gradient: Mutex::default() })?,
-        _ => x.apply_op3(&w, &b, Op::<f32> { rows, wanted, gradient: Mutex::default() })?,
+        DType::F64 => x.apply_op3(&w, &b, Op::<f64> { by, rows, wanted, gradient: Mutex::default() })?,
+        _ => x.apply_op3(&w, &b, Op::<f32> { by, rows, wanted, gradient: Mutex::default() })?,
     })
 }
 
 struct Op<T: Real> {
+    by: Arithmetic,
     rows: Vec<Option<Row>>,
     wanted: [bool; 3],
     /// Of the logits; freed by the backward pass.
@@ -65,12 +66,12 @@ struct Op<T: Real> {
 
 impl<T: Real> Op<T> {
     /// The loss and the gradient of the logits.
-    fn compute(&self, isa: Isa, x: &[T], w: &[T], b: &[T]) -> (f64, Buf<T>) {
+    fn compute(&self, x: &[T], w: &[T], b: &[T]) -> (f64, Buf<T>) {
         let (n, c) = (self.rows.len(), b.len());
         let mut logits = Buf::dirty(n * c);
         let (x, w) = (Mat::new(x, n, x.len() / n), Mat::new(w, c, w.len() / c));
-        gemm(isa, x, w.t(), &mut logits, c, false);
-        (in_place(isa, &mut logits, Some(b), &self.rows), logits)
+        gemm(self.by, x, w.t(), &mut logits, c, false);
+        (in_place(self.by.isa, &mut logits, Some(b), &self.rows), logits)
     }
 }
 
@@ -90,8 +91,7 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (n, (c, k)) = (self.rows.len(), lw.shape().dims2()?);
         let _span = op_span!(OP, "forward", 2 * n * c * k, "{k}-{c}");
-        let (loss, gradient) =
-            self.compute(isa()?, slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
+        let (loss, gradient) = self.compute(slice::<T>(x, lx)?, slice::<T>(w, lw)?, slice::<T>(b, lb)?);
         if self.wanted != [false; 3] {
             *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
         }
@@ -108,11 +108,11 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (n, (c, k)) = (self.rows.len(), w.dims2()?);
         let _span = op_span!(OP, "backward", 4 * n * c * k, "{k}-{c}");
-        let isa = isa()?;
+        let by = self.by;
         let gradient = match self.gradient.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(gradient) => gradient,
             // The graph's second backward pass.
-            None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(isa, x, w, b).1)))???,
+            None => with_slice(x, |x| with_slice(w, |w| with_slice(b, |b| self.compute(x, w, b).1)))???,
         };
         let [want_x, want_w, want_b] = self.wanted;
         let g = Mat::new(&gradient, n, c);
@@ -125,9 +125,9 @@ impl<T: Real + WithDType> CustomOp3 for Op<T> {
             v
         };
         let dx =
-            want_x.then(|| deliver(node, x, scaled(with_slice(w, |w| product(isa, g, Mat::new(w, c, k)))?)));
+            want_x.then(|| deliver(node, x, scaled(with_slice(w, |w| product(by, g, Mat::new(w, c, k)))?)));
         let dw = want_w
-            .then(|| deliver(node, w, scaled(with_slice(x, |x| product(isa, g.t(), Mat::new(x, n, k)))?)));
+            .then(|| deliver(node, w, scaled(with_slice(x, |x| product(by, g.t(), Mat::new(x, n, k)))?)));
         let db = want_b.then(|| deliver(node, b, scaled(column_sums(&gradient, c))));
         Ok((dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()))
     }

@@ -1,9 +1,9 @@
 //! An LSTM layer over a whole sequence.
 use super::bundle::Bundle;
-use super::{Mask, dtype_error, isa, shape_error, slice, tensor, with_slice};
+use super::{Mask, arithmetic, dtype_error, shape_error, slice, tensor, with_slice};
 use crate::backward::deliver;
-use crate::kernels::Real;
 use crate::kernels::lstm::{Dims, Kept, Layer, Saved, Wanted, backward, forward};
+use crate::kernels::{Arithmetic, Real};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp3, D, DType, Layout, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,6 +124,7 @@ fn run<T: Real + WithDType>(
     let saved = Arc::new(Mutex::new(None));
     let (b_ih, b_hh) = (w.b_ih.clone(), w.b_hh.clone());
     let op = Lstm {
+        by: arithmetic()?,
         dims,
         w_hh,
         b_ih,
@@ -146,6 +147,7 @@ fn run<T: Real + WithDType>(
 }
 
 struct Lstm<T: Real> {
+    by: Arithmetic,
     dims: Dims,
     w_hh: Tensor,
     b_ih: Tensor,
@@ -187,8 +189,8 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "forward", self.dims.flops(), "{input}-{hidden}");
         let (x, w_ih, mut y) = (slice::<T>(x, lx)?, slice::<T>(w_ih, lw)?, self.output());
-        let isa = isa()?;
-        let saved = with_slice::<T, _>(&self.w_hh, |w_hh| forward(isa, &self.layer(x, w_ih, w_hh), &mut y))?;
+        let saved =
+            with_slice::<T, _>(&self.w_hh, |w_hh| forward(self.by, &self.layer(x, w_ih, w_hh), &mut y))?;
         *self.saved.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         let Dims { steps, batch, hidden, .. } = self.dims;
         Ok((T::to_cpu_storage_owned(y), (steps, batch, hidden).into()))
@@ -205,12 +207,11 @@ impl<T: Real + WithDType> CustomOp3 for Lstm<T> {
         let Dims { input, hidden, .. } = self.dims;
         let _span = op_span!(OP, "backward", 2 * self.dims.flops(), "{input}-{hidden}");
         let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let isa = isa()?;
         let compute = |xs: &[T], w_ih: &[T], w_hh: &[T], y: &[T], dy: &[T]| {
             let layer = self.layer(xs, w_ih, w_hh);
             // The gates were overwritten if this is the graph's second backward pass: make them again.
-            let saved = saved.unwrap_or_else(|| forward(isa, &layer, &mut self.output()));
-            backward(isa, &layer, y, saved, dy, self.wanted)
+            let saved = saved.unwrap_or_else(|| forward(self.by, &layer, &mut self.output()));
+            backward(self.by, &layer, y, saved, dy, self.wanted)
         };
         let grads = with_slice(x, |xs| {
             with_slice(w_ih, |w_ih| {

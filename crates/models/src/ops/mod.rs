@@ -16,6 +16,7 @@ mod linear;
 mod linear_cross_entropy;
 mod lstm;
 mod pool;
+mod precision;
 mod relu;
 
 pub use crate::kernels::conv::Algorithm;
@@ -30,7 +31,10 @@ pub use linear::{Activation, linear};
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use lstm::{LstmState, LstmWeights, lstm};
 pub use pool::{Window, avg_pool2d, global_avg_pool, max_pool2d};
+pub use precision::{Operands, multiplies_bf16, with_operands};
 pub use relu::relu;
+
+pub(crate) use precision::arithmetic;
 
 use crate::Error;
 use crate::kernels::Isa;

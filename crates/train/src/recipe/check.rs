@@ -7,7 +7,7 @@ use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
 use super::range::{self, Range};
-use super::schema::{self, Augment, Cluster, Data, Group, Map, Optimizer, Select, Spec};
+use super::schema::{self, Augment, Cluster, Data, Device, Group, Map, Optimizer, Precision, Select, Spec};
 use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
@@ -471,6 +471,7 @@ impl Checks<'_> {
             _ => {}
         }
         self.shards(spec)?;
+        self.precision(spec)?;
         let checkpoint = &train.checkpoint;
         if checkpoint.every_epochs.is_some() && checkpoint.every_steps.is_some() {
             let path = Path::parse("train.checkpoint.every_steps");
@@ -505,6 +506,16 @@ impl Checks<'_> {
             }
             Some(_) => Ok(()),
         }
+    }
+
+    fn precision(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let why = match spec.device {
+            _ if spec.train.precision == Precision::F32 => return Ok(()),
+            _ if spec.problem.is_some() => "a problem is computed in f64",
+            Device::Cuda(_) | Device::Metal => "products of bf16 are the CPU's: give `device: cpu`",
+            Device::Auto | Device::Cpu => return Ok(()),
+        };
+        Err(self.fail(&Path::parse("train.precision"), format!("expected `f32`, found `bf16`: {why}")))
     }
 
     fn pattern(&self, path: &Path, pattern: &str) -> Result<(), RecipeError> {

@@ -62,8 +62,8 @@ pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
     Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, EarlyStop, Group, Holdout,
-    LossForScale, Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Problem, Schedule, Select,
-    Spec, Task, Train,
+    LossForScale, Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Precision, Problem,
+    Schedule, Select, Spec, Task, Train,
 };
 
 pub(crate) use layers::built_in;

@@ -383,6 +383,10 @@ pub struct Train {
     /// Whether the processes that share a run divide the optimizer's state among them, with the same result: each keeps a part.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shard_state: bool,
+    /// What products multiply: the numbers as they are, or rounded to bf16, with sums, weights, activations and the optimizer's
+    /// state in f32. On the CPU, for networks.
+    #[serde(default, skip_serializing_if = "Precision::is_f32")]
+    pub precision: Precision,
     /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
     pub select: Select,
     /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.
@@ -423,6 +427,24 @@ impl Train {
     /// A recipe that is not cut has the text and the id that it had before there were shards.
     fn is_one_shard(shards: &usize) -> bool {
         *shards == 1
+    }
+}
+
+/// What products multiply.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// The numbers as they are.
+    #[default]
+    F32,
+    /// The numbers rounded to bf16: faster where the CPU has an instruction for it, slower with the same result elsewhere.
+    Bf16,
+}
+
+impl Precision {
+    /// A recipe that says nothing of it has the text and the id that it had before there was a choice.
+    fn is_f32(&self) -> bool {
+        *self == Self::F32
     }
 }
 

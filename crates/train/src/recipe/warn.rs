@@ -5,7 +5,7 @@ use taper_optim::{Per, Schedule};
 
 use super::error::{ErrorKind, RecipeError};
 use super::path::Path;
-use super::schema::{Average, Spec};
+use super::schema::{Average, Precision, Spec};
 use super::{Recipe, RecipeWarning};
 use crate::Schedules;
 
@@ -67,6 +67,13 @@ impl Recipe {
                 "the average would begin at epoch {start}, of a run of {epochs} epochs: there is none"
             );
             found.push(("train.average.start".to_owned(), message));
+        }
+        if train.precision == Precision::Bf16
+            && taper_models::ops::multiplies_bf16().is_ok_and(|native| !native)
+        {
+            let message = "this CPU has no instruction for products of bf16: they are made of f32's, with the same result, and \
+                           take longer than those of `precision: f32`";
+            found.push(("train.precision".to_owned(), message.to_owned()));
         }
         let warning = |(path, message): (String, String)| {
             let place = self.layers.place(&Path::parse(&path));

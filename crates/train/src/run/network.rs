@@ -10,7 +10,7 @@ use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Seen, Task};
 use super::weights::Buffers;
 use crate::Registries;
-use crate::recipe::{self, Bptt, Holdout, Map, Recipe};
+use crate::recipe::{self, Bptt, Holdout, Map, Precision, Recipe};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use taper_data::{
 };
 use taper_models::init::is_buffer;
 use taper_models::op_span;
-use taper_models::{Loss, Mode, Model, Params, Task as Shape, ops};
+use taper_models::{Loss, Mode, Model, Params, Task as Shape, WithOperands, ops};
 use taper_world::World;
 use tracing::debug;
 
@@ -142,6 +142,16 @@ impl Network {
         let config = Value::Object(model.config.clone());
         let entry = registries.models.get(&model.name)?;
         let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
+        let model = match recipe.train.precision {
+            Precision::F32 => model,
+            Precision::Bf16 if device.is_cpu() => {
+                Box::new(WithOperands { model, operands: ops::Operands::Bf16 }) as Box<dyn Model>
+            }
+            Precision::Bf16 => {
+                let message = "expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";
+                return Err(recipe.error_at("train.precision", message).into());
+            }
+        };
         let feed = match &source {
             Source::Images { train, .. } if !device.is_cpu() && train.is_bytes() => {
                 Some(Arc::new(Feed::new(train, device)?))

@@ -515,7 +515,10 @@ impl Checks<'_> {
             Device::Cuda(_) | Device::Metal => "products of bf16 are the CPU's: give `device: cpu`",
             Device::Auto | Device::Cpu => return Ok(()),
         };
-        Err(self.fail(&Path::parse("train.precision"), format!("expected `f32`, found `bf16`: {why}")))
+        Err(self.fail(
+            &Path::parse("train.precision"),
+            format!("train.precision: expected `f32`, found `bf16`: {why}"),
+        ))
     }
 
     fn pattern(&self, path: &Path, pattern: &str) -> Result<(), RecipeError> {

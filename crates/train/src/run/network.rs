@@ -148,7 +148,7 @@ impl Network {
                 Box::new(WithOperands { model, operands: ops::Operands::Bf16 }) as Box<dyn Model>
             }
             Precision::Bf16 => {
-                let message = "expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";
+                let message = "train.precision: expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";
                 return Err(recipe.error_at("train.precision", message).into());
             }
         };

@@ -21,7 +21,7 @@ pub(super) struct Limits {
     pub rows: usize,
     /// Panels of a task, at most.
     pub panels: usize,
-    /// Terms summed in registers before they are added to C: a panel of B stays in the L1 cache, and the rounding error low.
+    /// Terms summed in registers before they are added to C, unless the kernel's own [`Kernel::DEPTH`] is less.
     pub terms: usize,
     /// Terms that are packed at a time, so that the packed operands stay in the L3 cache.
     pub chunk: usize,
@@ -51,11 +51,11 @@ pub(super) const LIMITS: Limits = Limits {
     tasks: 128,
     rows: 96,
     panels: 8,
-    terms: 256,
+    terms: usize::MAX,
     chunk: 1024,
     pack: 1 << 14,
     wide: 192,
-    packed: 1 << 20,
+    packed: 3 << 19,
     pack_a: 192,
     pack_b: 48,
     small: 1 << 16,
@@ -366,7 +366,7 @@ impl<K: Kernel> Job<'_, K> {
             tiles::<K>(self.cut.rows.min(rows - block)).map(move |(i, high)| (block + i, high))
         });
         let tiles = all.skip(which.start).take(which.len());
-        for (p, length) in pieces(terms, self.limits.terms) {
+        for (p, length) in pieces(terms, self.limits.terms.min(K::DEPTH)) {
             for (q, some) in steps(length, self.a.rs) {
                 for (i, high) in tiles.clone() {
                     let from = (self.a.at(i0 + i, p0 + p + q), self.a.rs, self.a.cs, rows - i);
@@ -388,7 +388,7 @@ impl<K: Kernel> Job<'_, K> {
         let ((j0, columns), (p0, terms)) = (chunk.columns, chunk.terms);
         let wide = columns.next_multiple_of(K::PANEL);
         let Some(to) = self.b_to else { return };
-        for (p, length) in pieces(terms, self.limits.terms) {
+        for (p, length) in pieces(terms, self.limits.terms.min(K::DEPTH)) {
             for (q, some) in steps(length, self.b.cs) {
                 for j in which.clone().map(|panel| panel * K::PANEL) {
                     let left = columns - j;
@@ -430,7 +430,7 @@ impl<K: Kernel> Job<'_, K> {
                     0 => unsafe { begin(self.start, self.c, (row, column), (rows, columns)) },
                     _ => Into::Add,
                 };
-                for piece in pieces(terms, self.limits.terms) {
+                for piece in pieces(terms, self.limits.terms.min(K::DEPTH)) {
                     for j in (0..columns).step_by(K::PANEL) {
                         let width = K::PANEL.min(columns - j);
                         // The next panel arrives a few lines a tile.

@@ -17,6 +17,10 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     /// Terms of a sum in an element of the packed operands. With more than one, both are packed always.
     const TERMS: usize = 1;
 
+    /// Terms summed in registers before they are added to C, at most: as many as a panel of B in the L1 cache has, and no more, so
+    /// that the rounding error stays low.
+    const DEPTH: usize;
+
     /// Calls `f`, compiled for the instruction set. Mark the closure `#[inline(always)]`, or it is compiled on its own.
     fn run<R>(self, f: impl FnOnce() -> R) -> R;
 
@@ -66,6 +70,8 @@ impl<S: Simd> Kernel for S {
     const PANEL: usize = <S as Simd>::LANES * S::SQUARE.1;
     const LANES: usize = <S as Simd>::LANES;
     const TERMS: usize = <S as Simd>::TERMS;
+    // 32 KB of f32; of pairs half as much, the same with every set for the same bits.
+    const DEPTH: usize = if 8192 / Self::PANEL < 512 && S::TERMS == 1 { 8192 / Self::PANEL } else { 512 };
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {
@@ -130,6 +136,7 @@ impl<S: Simd> Kernel for Doubles<S> {
     const ROWS: usize = 4;
     const PANEL: usize = 8;
     const LANES: usize = 4;
+    const DEPTH: usize = 256;
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {

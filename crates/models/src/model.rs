@@ -94,6 +94,18 @@ pub trait Model: Send {
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
     }
 
+    /// How many of the first training images it wants to see before the first step; none by default.
+    fn wants_images(&self) -> usize {
+        0
+    }
+
+    /// Shows it the first training images `[n, height, width, channels]`, normalised and not augmented: as many as
+    /// [`Model::wants_images`] says, or all if there are fewer. Before the first step of a run and never after it: what it
+    /// computes from them is saved with the weights.
+    fn see_images(&mut self, _images: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
     /// Moves on what is carried as [`Model::logits`] does, where nobody asks for the logits.
     fn advance(&mut self, input: &Tensor, mode: Mode) -> Result<()> {
         self.logits(input, mode).map(drop)

@@ -5,7 +5,7 @@ use taper_optim::{Per, Schedule};
 
 use super::error::{ErrorKind, RecipeError};
 use super::path::Path;
-use super::schema::{Average, Spec};
+use super::schema::{Average, Freeze, Spec};
 use super::{Recipe, RecipeWarning};
 use crate::Schedules;
 
@@ -67,6 +67,23 @@ impl Recipe {
                 "the average would begin at epoch {start}, of a run of {epochs} epochs: there is none"
             );
             found.push(("train.average.start".to_owned(), message));
+        }
+        if let Some(steps) = steps {
+            for (i, freeze) in train.freeze.iter().enumerate() {
+                if let Freeze::Later(later) = freeze
+                    && later.after_steps >= steps
+                {
+                    let message =
+                        format!("the run of {steps} steps is over before `{}` is frozen", later.pattern);
+                    found.push((format!("train.freeze[{i}].after_steps"), message));
+                }
+            }
+            if let Average::Lookahead { every, .. } = train.average
+                && every > steps
+            {
+                let message = format!("the slow weights would move every {every} steps, of a run of {steps}");
+                found.push(("train.average.every".to_owned(), message));
+            }
         }
         let warning = |(path, message): (String, String)| {
             let place = self.layers.place(&Path::parse(&path));

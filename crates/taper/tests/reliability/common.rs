@@ -68,9 +68,9 @@ model: {name: resnet, num_blocks: [1], widths: [8]}
 optimizer: {name: nag, lr: 0.02, groups: [{match: '*.bias', lr_scale: 8}]}
 schedule: {kind: triangle, per: step, start: 0.2, peak_at: 0.25, end: 0.1}
 train:
-  steps: 30
+  epochs: 4
   log_every: 1
-  eval_every: 7
+  eval_every: 2
   label_smoothing: 0.2
   average: {kind: lookahead, every: 5, decay: 0.7, power: 3}
   freeze: [{match: 'conv1.*', after_steps: 12}]

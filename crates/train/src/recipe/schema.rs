@@ -543,6 +543,16 @@ pub enum Views {
     FlipShift,
 }
 
+impl Views {
+    /// How many they are.
+    pub fn count(self) -> u64 {
+        match self {
+            Self::Flip => 2,
+            Self::FlipShift => 6,
+        }
+    }
+}
+
 /// In which evaluations of a run something is done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

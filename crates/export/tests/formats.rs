@@ -134,6 +134,15 @@ fn dense_networks_say_the_same_elsewhere() {
 }
 
 #[test]
+fn networks_on_whitened_images_say_the_same_elsewhere() {
+    check_images("airbench", json!({"widths": [6, 8]}), CIFAR, 13);
+    let config = json!({"widths": [5, 4, 3], "whiten_kernel": 3, "logit_scale": 0.5, "bn_eps": 1e-3});
+    // Odd sizes: pools drop what does not fill a window.
+    check_images("airbench", config, Task::Images { height: 21, width: 28, channels: 1, classes: 3 }, 21);
+    check_images("airbench", json!({}), Task::Images { height: 32, width: 32, channels: 3, classes: 10 }, 17);
+}
+
+#[test]
 fn language_models_say_the_same_elsewhere_and_go_on_from_their_states() {
     for (layers, opset) in [(1, 13), (3, 14), (2, 21)] {
         let config = json!({"layers": layers, "emb": 6, "hidden": 9});

@@ -2,8 +2,9 @@
 //!
 //!     cargo run --release -p taper-kernels --example convolutions -- resnet18/128 --threads 2
 //!
-//! `resnet18`, `resnet34` or `densenet121` and a batch; `--threads`, `--rounds`, `--only` a text that a shape contains, and
-//! `--exact`. The best of the rounds counts; sums are over the network's step.
+//! `resnet18`, `resnet34`, `densenet121` or `airbench` and a batch; `--threads`, `--rounds`, `--only` a text that a shape
+//! contains, `--exact`, and `--direct` for that algorithm everywhere. The best of the rounds counts; sums are over the
+//! network's step, with the gradients of the first convolution of `airbench` that nobody computes.
 use std::time::Instant;
 use taper_kernels::Isa;
 use taper_kernels::conv::{self, Algorithm, Geometry};
@@ -23,11 +24,21 @@ fn network(name: &str, n: usize) -> Result<Vec<(usize, Geometry)>, Failure> {
         pad: [kernel / 2; 2],
         groups: 1,
     };
+    if name == "airbench" {
+        let whiten = Geometry { pad: [0; 2], ..conv(32, 3, 24, 2, 1) };
+        let groups = [(31, 24, 64), (15, 64, 64), (15, 64, 256), (7, 256, 256), (7, 256, 256), (3, 256, 256)];
+        let convs = groups.map(|(size, ci, co)| (1, conv(size, ci, co, 3, 1)));
+        return Ok([(1, whiten)].into_iter().chain(convs).collect());
+    }
     let blocks = match name {
         "resnet18" => [2, 2, 2, 2],
         "resnet34" => [3, 4, 6, 3],
         "densenet121" => [6, 12, 24, 16],
-        _ => return Err(format!("expected resnet18, resnet34 or densenet121, found `{name}`").into()),
+        _ => {
+            return Err(
+                format!("expected resnet18, resnet34, densenet121 or airbench, found `{name}`").into()
+            );
+        }
     };
     let mut convs = vec![(1, conv(32, 3, 64, 3, 1))];
     let mut ci = 64;
@@ -66,7 +77,7 @@ fn best(rounds: usize, mut f: impl FnMut()) -> f64 {
 }
 
 fn main() -> Result<(), Failure> {
-    let (mut rounds, mut threads, mut only, mut fast) = (5, 2, String::new(), true);
+    let (mut rounds, mut threads, mut only, mut fast, mut direct) = (5, 2, String::new(), true, false);
     let mut which = String::from("resnet18/128");
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -75,6 +86,7 @@ fn main() -> Result<(), Failure> {
             "--threads" => threads = args.next().ok_or("--threads: expected a number")?.parse()?,
             "--only" => only = args.next().ok_or("--only: expected a text")?,
             "--exact" => fast = false,
+            "--direct" => direct = true,
             _ => which = arg,
         }
     }
@@ -88,7 +100,7 @@ fn main() -> Result<(), Failure> {
         let numbers = |n: usize| (0..n).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect::<Vec<_>>();
         let (x, w, dy) = (numbers(g.x_len()), numbers(g.w_len()), numbers(g.y_len()));
         let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), w.clone());
-        let algorithm = Algorithm::choose::<f32>(&g, fast);
+        let algorithm = if direct { Algorithm::Direct } else { Algorithm::choose::<f32>(&g, fast) };
         let times = [
             best(rounds, || conv::forward(isa, algorithm, &g, (&x, &w, None), &mut y)),
             best(rounds, || conv::grad_input(isa, algorithm, &g, (&dy, &w), &mut dx, false)),

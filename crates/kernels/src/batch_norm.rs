@@ -1,10 +1,10 @@
-//! Batch normalisation with an optional residual and ReLU over `[pixels, channels]`.
+//! Batch normalisation with an optional residual and an activation over `[pixels, channels]`.
 //!
 //! Forward reads x twice and writes y; backward reads (dy, x) twice and writes dx: the least a correct
 //! implementation can do, at the speed of memory. Partial sums run over fixed chunks of rows in the element type
 //! and are combined in f64 in the order of chunks, so the result does not depend on the number of threads; they
 //! are sums of differences to the first pixel, so that |mean| ≫ σ loses nothing.
-use super::{Buf, Isa, Real, Shared, vectorize};
+use super::{Activation, Buf, Isa, Real, Shared, gelu, vectorize};
 use rayon::prelude::*;
 
 /// Rows of a chunk that is summed on its own.
@@ -160,31 +160,48 @@ impl<T: Real> Affine<T> {
     }
 }
 
+/// What becomes of the normalised value, as a constant that the inner loops are compiled for.
 #[inline(always)]
-fn relu_if<T: Real>(relu: bool, v: T) -> T {
-    // NaN fails the comparison and has to survive, as in PyTorch.
-    if relu && v <= T::ZERO { T::ZERO } else { v }
+fn activate<T: Real, const ACTIVATION: u8>(v: T) -> T {
+    match ACTIVATION {
+        // NaN fails the comparison and has to survive, as in PyTorch.
+        RELU => {
+            if v <= T::ZERO {
+                T::ZERO
+            } else {
+                v
+            }
+        }
+        GELU => gelu::gelu(v),
+        _ => v,
+    }
 }
 
 #[inline(always)]
-fn apply_row<T: Real>(x: &[T], scale: &[T], shift: &[T], residual: Option<&[T]>, relu: bool, y: &mut [T]) {
+fn apply_row<T: Real, const ACTIVATION: u8>(
+    x: &[T],
+    scale: &[T],
+    shift: &[T],
+    residual: Option<&[T]>,
+    y: &mut [T],
+) {
     match residual {
         Some(residual) => each!([x, scale, shift, residual], mut [y], |j| {
-            y[j] = relu_if(relu, x[j] * scale[j] + shift[j] + residual[j]);
+            y[j] = activate::<T, ACTIVATION>(x[j] * scale[j] + shift[j] + residual[j]);
         }),
         None => each!([x, scale, shift], mut [y], |j| {
-            y[j] = relu_if(relu, x[j] * scale[j] + shift[j]);
+            y[j] = activate::<T, ACTIVATION>(x[j] * scale[j] + shift[j]);
         }),
     }
 }
 
-/// y = x scale + shift (+ residual), then ReLU if asked for, with the channels of `xs` side by side.
+/// y = x scale + shift (+ residual), then the activation, with the channels of `xs` side by side.
 pub fn apply<T: Real>(
     isa: Isa,
     xs: &[Rows<T>],
     affine: &Affine<T>,
     residual: Option<&[T]>,
-    relu: bool,
+    activation: Activation,
     y: &mut [T],
 ) {
     let all = affine.scale.len();
@@ -201,7 +218,11 @@ pub fn apply<T: Real>(
                         let r = i * rows + r;
                         let (x, y) = (x.row(r), &mut y[first..][..c]);
                         let residual = residual.map(|residual| &residual[r * all + first..][..c]);
-                        apply_row(x, scale, shift, residual, relu, y);
+                        match activation {
+                            Activation::None => apply_row::<T, NONE>(x, scale, shift, residual, y),
+                            Activation::Relu => apply_row::<T, RELU>(x, scale, shift, residual, y),
+                            Activation::Gelu => apply_row::<T, GELU>(x, scale, shift, residual, y),
+                        }
                     }
                 }
             },
@@ -209,15 +230,19 @@ pub fn apply<T: Real>(
     });
 }
 
-/// Where the ReLU after the normalisation was open.
+/// How much of a gradient passes the activation after the normalisation.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate<'a, T> {
-    /// There was none.
+    /// All: there was none.
     None,
-    /// Where x scale + shift > 0, which is computed again: cheaper than to read y.
+    /// That of a ReLU: where x scale + shift > 0, which is computed again: cheaper than to read y.
     Affine(&'a Affine<T>),
-    /// Where the output is positive.
+    /// That of a ReLU: where the output is positive.
     Output(&'a [T]),
+    /// The slope of a GELU at x scale + shift.
+    Gelu(&'a Affine<T>),
+    /// The slope of a GELU at x scale + shift + residual.
+    GeluOfSum(&'a Affine<T>, &'a [T]),
 }
 
 /// What the normalisation was made with.
@@ -253,10 +278,15 @@ impl<'a, T: Real> Gate<'a, T> {
         let c = x.len();
         match self {
             Gate::None => Row { scale: x, shift: x, y: x },
-            Gate::Affine(affine) => {
+            Gate::Affine(affine) | Gate::Gelu(affine) => {
                 Row { scale: &affine.scale[first..][..c], shift: &affine.shift[first..][..c], y: x }
             }
             Gate::Output(y) => Row { scale: x, shift: x, y: &y[r * all + first..][..c] },
+            Gate::GeluOfSum(affine, residual) => Row {
+                scale: &affine.scale[first..][..c],
+                shift: &affine.shift[first..][..c],
+                y: &residual[r * all + first..][..c],
+            },
         }
     }
 
@@ -264,17 +294,21 @@ impl<'a, T: Real> Gate<'a, T> {
     fn kind(self) -> u8 {
         match self {
             Gate::None => NONE,
-            Gate::Affine(_) => AFFINE,
+            Gate::Affine(_) => RELU,
             Gate::Output(_) => OUTPUT,
+            Gate::Gelu(_) => GELU,
+            Gate::GeluOfSum(..) => GELU_OF_SUM,
         }
     }
 }
 
 const NONE: u8 = 0;
-const AFFINE: u8 = 1;
+const RELU: u8 = 1;
 const OUTPUT: u8 = 2;
+const GELU: u8 = 3;
+const GELU_OF_SUM: u8 = 4;
 
-/// A gate at one row.
+/// A gate at one row; `y` is the output or the residual.
 #[derive(Clone, Copy)]
 struct Row<'a, T> {
     scale: &'a [T],
@@ -286,8 +320,10 @@ struct Row<'a, T> {
 macro_rules! by_kind {
     ($gate:expr, $f:ident($($args:expr),*)) => {
         match $gate.kind() {
-            AFFINE => $f::<T, AFFINE>($($args),*),
+            RELU => $f::<T, RELU>($($args),*),
             OUTPUT => $f::<T, OUTPUT>($($args),*),
+            GELU => $f::<T, GELU>($($args),*),
+            GELU_OF_SUM => $f::<T, GELU_OF_SUM>($($args),*),
             _ => $f::<T, NONE>($($args),*),
         }
     };
@@ -297,8 +333,10 @@ macro_rules! by_kind {
 #[inline(always)]
 fn pass<T: Real, const KIND: u8>(g: T, x: T, scale: T, shift: T, y: T) -> T {
     let open = match KIND {
-        AFFINE => x * scale + shift > T::ZERO,
+        RELU => x * scale + shift > T::ZERO,
         OUTPUT => y > T::ZERO,
+        GELU => return g * gelu::slope(x * scale + shift),
+        GELU_OF_SUM => return g * gelu::slope(x * scale + shift + y),
         _ => true,
     };
     if open { g } else { T::ZERO }

@@ -11,6 +11,7 @@ pub mod conv;
 mod conv_depthwise;
 mod conv_direct;
 mod conv_wino;
+pub mod gelu;
 pub mod gemm;
 pub mod lstm;
 pub mod pool;
@@ -201,6 +202,18 @@ impl Isa {
     }
 }
 
+/// What follows an affine map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(0, x), with gradient 0 at 0 as in PyTorch.
+    Relu,
+    /// x Φ(x) with the normal distribution's Φ, PyTorch's default.
+    Gelu,
+}
+
 /// The element types that kernels compute in: f32 to train, f64 to check gradients by finite differences.
 pub trait Real:
     Copy
@@ -226,6 +239,8 @@ pub trait Real:
     fn from_f64(value: f64) -> Self;
     /// The same value.
     fn to_f64(self) -> f64;
+    /// The normal distribution's share below it, Φ, and its density there, φ.
+    fn normal(self) -> [Self; 2];
     /// The free list of [`Buf`]s of this type.
     fn pool() -> &'static buffer::Pool<Self>;
     /// What products of this type are computed by.
@@ -235,7 +250,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ty, $is_f32:literal, $s:ident => $kernel:ty, $make:expr) => {
+    ($t:ty, $is_f32:literal, $normal:path, $s:ident => $kernel:ty, $make:expr) => {
         impl Real for $t {
             type Kernel<$s: simd::Simd> = $kernel;
             fn kernel<$s: simd::Simd>(s: $s) -> $kernel {
@@ -250,6 +265,10 @@ macro_rules! real {
             fn to_f64(self) -> f64 {
                 f64::from(self)
             }
+            #[inline(always)]
+            fn normal(self) -> [Self; 2] {
+                $normal(self)
+            }
             fn pool() -> &'static buffer::Pool<Self> {
                 static POOL: buffer::Pool<$t> = buffer::Pool::new();
                 &POOL
@@ -257,8 +276,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, true, S => S, std::convert::identity);
-real!(f64, false, S => gemm::Doubles<S>, gemm::Doubles);
+real!(f32, true, gelu::normal_f32, S => S, std::convert::identity);
+real!(f64, false, gelu::normal_f64, S => gemm::Doubles<S>, gemm::Doubles);
 
 /// The same slice as f32, for `T` = f32.
 ///

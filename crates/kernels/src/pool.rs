@@ -13,16 +13,41 @@ fn window(g: &Geometry, p: usize) -> impl Iterator<Item = usize> + Clone + use<>
     rows.flat_map(move |y| columns.clone().map(move |x| y * w + x))
 }
 
-/// The largest element of each window, and which input pixel of its image it is (the first of equals; NaN wins).
-pub fn max_forward<T: Real>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T], at: &mut [u32]) {
-    /// Takes over what is larger, or all that is `first`.
+/// The number of a window's pixel, among those that are no padding: a byte where windows are small.
+pub trait Tap: Copy + Default + PartialEq + Send + Sync + 'static {
+    /// Numbers that there are.
+    const COUNT: usize;
+    /// Number `i`, which is below `COUNT`.
+    fn of(i: usize) -> Self;
+}
+
+impl Tap for u8 {
+    const COUNT: usize = 1 << 8;
     #[inline(always)]
-    fn raise<T: Real>(x: &[T], q: u32, first: bool, y: &mut [T], at: &mut [u32]) {
+    fn of(i: usize) -> Self {
+        i as u8
+    }
+}
+
+impl Tap for u32 {
+    const COUNT: usize = 1 << 32;
+    #[inline(always)]
+    fn of(i: usize) -> Self {
+        i as u32
+    }
+}
+
+/// The largest element of each window, and which of the window's pixels it is (the first of equals; NaN wins).
+pub fn max_forward<T: Real, P: Tap>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T], at: &mut [P]) {
+    assert!(g.taps() <= P::COUNT);
+    /// Takes over what is larger.
+    #[inline(always)]
+    fn raise<T: Real, P: Tap>(x: &[T], tap: P, y: &mut [T], at: &mut [P]) {
         for ((y, at), x) in y.iter_mut().zip(at).zip(x) {
             let is_nan = x.partial_cmp(x).is_none();
-            let take = first || *x > *y || is_nan;
+            let take = *x > *y || is_nan;
             *y = if take { *x } else { *y };
-            *at = if take { q } else { *at };
+            *at = if take { tap } else { *at };
         }
     }
     let (c, pixels) = (g.ci, g.oh() * g.ow());
@@ -34,7 +59,13 @@ pub fn max_forward<T: Real>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T], at: &m
             || {
                 for (p, (y, at)) in y.chunks_exact_mut(c).zip(at.chunks_exact_mut(c)).enumerate() {
                     for (i, q) in window(g, p).enumerate() {
-                        raise(&x[q * c..][..c], q as u32, i == 0, y, at);
+                        let x = &x[q * c..][..c];
+                        if i == 0 {
+                            y.copy_from_slice(x);
+                            at.fill(P::of(0));
+                        } else {
+                            raise(x, P::of(i), y, at);
+                        }
                     }
                 }
             },
@@ -42,16 +73,52 @@ pub fn max_forward<T: Real>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T], at: &m
     });
 }
 
-/// dx += dy at the maxima.
-pub fn max_backward<T: Real>(g: &Geometry, dy: &[T], at: &[u32], dx: &mut [T]) {
-    let (c, pixels) = (g.ci, g.oh() * g.ow());
+/// dx = dy at the maxima and zero elsewhere, or dx += that.
+pub fn max_backward<T: Real, P: Tap>(
+    isa: Isa,
+    g: &Geometry,
+    (dy, at): (&[T], &[P]),
+    dx: &mut [T],
+    add: bool,
+) {
+    /// What one pixel of a window gets.
+    #[inline(always)]
+    fn share<T: Real, P: Tap, const ADD: bool>(dy: &[T], at: &[P], tap: P, dx: &mut [T]) {
+        for ((dx, dy), at) in dx.iter_mut().zip(dy).zip(at) {
+            let (old, sum) = if ADD { (*dx, *dx + *dy) } else { (T::ZERO, *dy) };
+            *dx = if *at == tap { sum } else { old };
+        }
+    }
+    let (c, pixels, ow) = (g.ci, g.oh() * g.ow(), g.ow());
+    // Windows that tile the image write every pixel once, but for what is left of it at its far sides.
+    let tiles = !add && g.kernel == g.stride && g.pad == [0, 0];
     let outputs = dy.par_chunks_exact(pixels * c).zip(at.par_chunks_exact(pixels * c));
     dx.par_chunks_exact_mut(g.h * g.w * c).zip(outputs).for_each(|(dx, (dy, at))| {
-        for (dy, at) in dy.chunks_exact(c).zip(at.chunks_exact(c)) {
-            for (channel, (d, q)) in dy.iter().zip(at).enumerate() {
-                dx[*q as usize * c + channel] += *d;
-            }
-        }
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                if tiles {
+                    let (rows, columns) = (g.oh() * g.kernel[0], ow * g.kernel[1]);
+                    dx[rows * g.w * c..].fill(T::ZERO);
+                    if columns < g.w {
+                        let rows = dx[..rows * g.w * c].chunks_exact_mut(g.w * c);
+                        rows.for_each(|row| row[columns * c..].fill(T::ZERO));
+                    }
+                } else if !add {
+                    dx.fill(T::ZERO);
+                }
+                for (p, (dy, at)) in dy.chunks_exact(c).zip(at.chunks_exact(c)).enumerate() {
+                    for (i, q) in window(g, p).enumerate() {
+                        let dx = &mut dx[q * c..][..c];
+                        match tiles {
+                            true => share::<T, P, false>(dy, at, P::of(i), dx),
+                            false => share::<T, P, true>(dy, at, P::of(i), dx),
+                        }
+                    }
+                }
+            },
+        );
     });
 }
 
@@ -103,32 +170,38 @@ pub fn avg_backward<T: Real>(isa: Isa, g: &Geometry, dy: &[T], dx: &mut [T]) {
 mod tests {
     use super::*;
 
+    /// Windows that overlap with padding, and windows that tile but for a row and a column.
+    const SHAPES: [[[usize; 2]; 3]; 3] =
+        [[[3, 2], [2, 1], [1, 0]], [[2, 2], [2, 2], [0, 0]], [[2, 3], [2, 3], [0, 0]]];
+
     /// All results of both kinds of pooling, as f64.
     fn run(isa: Isa) -> Vec<f64> {
-        let g = Geometry {
-            n: 5,
-            h: 9,
-            w: 7,
-            ci: 19,
-            co: 19,
-            kernel: [3, 2],
-            stride: [2, 1],
-            pad: [1, 0],
-            groups: 1,
-        };
+        SHAPES.into_iter().flat_map(|shape| of_shape(isa, shape)).collect()
+    }
+
+    fn of_shape(isa: Isa, [kernel, stride, pad]: [[usize; 2]; 3]) -> Vec<f64> {
+        let g = Geometry { n: 5, h: 9, w: 7, ci: 19, co: 19, kernel, stride, pad, groups: 1 };
         let numbers = |n: usize, salt: usize| -> Vec<f32> {
             (0..n).map(|i| ((i * 7919 + salt * 104_729) % 211) as f32 / 105.5 - 1.0).collect()
         };
         let (mut x, dy) = (numbers(g.x_len(), 1), numbers(g.y_len(), 2));
         x[40] = f32::NAN;
-        let (mut largest, mut mean, mut at) =
-            (vec![9.0; g.y_len()], vec![9.0; g.y_len()], vec![0; g.y_len()]);
+        let (mut largest, mut mean) = (vec![9.0; g.y_len()], vec![9.0; g.y_len()]);
+        let (mut at, mut wide) = (vec![0u8; g.y_len()], vec![0u32; g.y_len()]);
+        max_forward(isa, &g, &x, &mut largest, &mut wide);
         max_forward(isa, &g, &x, &mut largest, &mut at);
+        assert!(at.iter().zip(&wide).all(|(at, wide)| u32::from(*at) == *wide));
         avg_forward(isa, &g, &x, &mut mean);
         let (mut of_largest, mut of_mean) = (numbers(g.x_len(), 3), numbers(g.x_len(), 4));
-        max_backward(&g, &dy, &at, &mut of_largest);
+        max_backward(isa, &g, (&dy, &at), &mut of_largest, true);
         avg_backward(isa, &g, &dy, &mut of_mean);
-        assert!(largest.iter().filter(|v| v.is_nan()).count() >= 2, "NaN wins");
+        assert!(largest.iter().any(|v| v.is_nan()), "NaN wins");
+        // Every pixel is written, and added to zeros it is the same.
+        let (mut alone, mut added) = (vec![f32::NAN; g.x_len()], vec![0.0; g.x_len()]);
+        max_backward(isa, &g, (&dy, &at), &mut alone, false);
+        max_backward(isa, &g, (&dy, &at), &mut added, true);
+        assert_eq!(alone, added);
+        assert!(alone.iter().any(|d| *d != 0.0));
         [largest, mean, of_largest, of_mean].concat().into_iter().map(f64::from).collect()
     }
 

@@ -1,8 +1,13 @@
 //! What a network costs, and how much is too much: known before anything is built.
-use crate::{Error, Result};
+use crate::init::{is_buffer, is_fixed};
+use crate::{Error, Mode, Model, Params, Result, Task, trace};
+use candle_core::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ops::{Add, AddAssign, Mul};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Layers with weights that a network may have: candle walks its graph by recursion, and a parameter has a name.
 pub const MOST_LAYERS: u64 = 10_000;
@@ -127,6 +132,69 @@ pub(crate) fn memory() -> Option<u64> {
     })
 }
 
+/// Parameters that are counted and take no memory: each is one zero, seen again and again.
+#[derive(Clone, Default)]
+struct Counted(Arc<Mutex<BTreeMap<String, Count>>>);
+
+impl SimpleBackend for Counted {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        _: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        let size = product(shape.dims());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), size);
+        Tensor::zeros((), dtype, device)?.broadcast_as(shape)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        candle_core::bail!("no parameter `{name}` and no shape to make it with")
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+    }
+}
+
+/// What a network costs that only its code knows: see [`Config::cost`](crate::registry::Config::cost).
+pub(crate) fn by_building(
+    task: Task,
+    build: impl Fn(Task, VarBuilder) -> Result<Box<dyn Model>>,
+) -> Result<Cost> {
+    let counted = Counted::default();
+    build(task, VarBuilder::from_backend(Box::new(counted.clone()), DType::F32, Device::Cpu))?;
+    let mut cost = Cost::default();
+    for (name, size) in counted.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        if !is_buffer(name) && !is_fixed(name) {
+            cost.parameters += *size;
+        }
+    }
+    if cost.parameters > MOST_PARAMETERS || memory().is_some_and(|memory| cost.bytes() > memory) {
+        return Ok(cost);
+    }
+    // Two samples: one alone has no variance.
+    const SAMPLES: usize = 2;
+    let input = match task {
+        Task::Images { height, width, channels, .. } => {
+            Tensor::zeros((SAMPLES, height, width, channels), DType::F32, &Device::Cpu)?
+        }
+        Task::Tokens { .. } => Tensor::zeros((1, SAMPLES), DType::U32, &Device::Cpu)?,
+    };
+    let mut model = build(task, Params::new(0).builder(DType::F32, &Device::Cpu))?;
+    let (logits, tally) = trace::tally(|| model.logits(&input, Mode::Train { seed: 0, step: 0 }));
+    let logits = logits?;
+    // What candle's graph holds, in which our activations are a single number each.
+    let nodes = logits.sorted_nodes().into_iter().filter(|node| !node.is_variable());
+    let held =
+        nodes.fold(Count(0), |sum, node| sum + product(&[node.dtype().size_in_bytes(), node.elem_count()]));
+    cost.flops = tally.flops / SAMPLES as u64;
+    cost.activation_bytes = (held + Count(tally.kept)).0 / SAMPLES as u64;
+    Ok(cost)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +205,46 @@ mod tests {
         assert_eq!(Count(u64::MAX) + Count(1), Count(u64::MAX));
         assert_eq!(product(&[3, 4, 5]), Count(60));
         assert_eq!(product(&[]), Count(1));
+    }
+
+    #[test]
+    fn a_network_that_is_built_to_find_out_costs_what_its_own_count_says() {
+        let task = Task::Images { height: 16, width: 16, channels: 3, classes: 10 };
+        let registry = crate::Registry::builtin();
+        for (model, config) in [
+            ("mlp", serde_json::json!({"hidden": [30, 20]})),
+            ("resnet", serde_json::json!({"num_blocks": [1, 2], "widths": [8, 12], "block": "bottleneck"})),
+            ("densenet", serde_json::json!({"num_blocks": [2, 2], "growth": 4})),
+            ("airbench", serde_json::json!({"widths": [8, 12]})),
+        ] {
+            let entry = registry.get(model).unwrap();
+            let expected = entry.cost(&config, task).unwrap();
+            let found = by_building(task, |task, vb| entry.build(&config, task, vb)).unwrap();
+            assert_eq!(found.parameters, expected.parameters, "{model}");
+            assert_eq!(found.flops, expected.flops, "{model}");
+            if model != "mlp" {
+                // Normalised shortcuts, pooled features and logits are not in the networks' own count; images are in that of mlp.
+                let share = found.activation_bytes as f64 / expected.activation_bytes as f64;
+                assert!((1.0..1.3).contains(&share), "{model}: {found:?} and {expected:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_network_too_large_to_be_built_is_counted_without_being_built() {
+        let build = |_: Task, vb: VarBuilder| -> Result<Box<dyn Model>> {
+            for i in 0..3 {
+                vb.pp(i).get_with_hints((usize::MAX / 2, 7), "weight", Init::Const(0.0))?;
+            }
+            Ok(Box::new(Nothing))
+        };
+        struct Nothing;
+        impl Model for Nothing {
+            fn logits(&mut self, input: &Tensor, _: Mode) -> Result<Tensor> {
+                Ok(input.clone())
+            }
+        }
+        assert_eq!(by_building(Task::LEAST_IMAGES, build).unwrap().parameters, u64::MAX);
     }
 
     #[test]

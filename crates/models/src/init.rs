@@ -40,14 +40,14 @@ impl Params {
         VarBuilder::from_backend(Box::new(self.clone()), dtype, device.clone())
     }
 
-    /// Everything by name: trainable parameters and buffers.
+    /// Everything by name: trainable parameters, buffers and what is fixed.
     pub fn vars(&self) -> Vec<(String, Var)> {
         self.lock().iter().map(|(name, var)| (name.clone(), var.clone())).collect()
     }
 
     /// The trainable parameters by name.
     pub fn trainable(&self) -> Vec<(String, Var)> {
-        self.vars().into_iter().filter(|(name, _)| !is_buffer(name)).collect()
+        self.vars().into_iter().filter(|(name, _)| !is_buffer(name) && !is_fixed(name)).collect()
     }
 
     /// The number of trainable numbers.
@@ -101,6 +101,12 @@ impl Params {
 pub fn is_buffer(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     matches!(last, "running_mean" | "running_var" | "num_batches_tracked")
+}
+
+/// Weights that are computed from the data before the first step ([`Model::see_images`](crate::Model::see_images)): saved with
+/// the parameters, never changed again.
+pub fn is_fixed(name: &str) -> bool {
+    name == "whiten.weight" || name.ends_with(".whiten.weight")
 }
 
 impl SimpleBackend for Params {

@@ -1,66 +1,114 @@
-//! What the convolutional networks are made of, and what it costs.
+//! What convolutional networks are made of: layers with parameters, which know whether they are trained.
+//!
+//! Between them go [`FeatureMap`]s, through the ops of [`crate::ops`]: [`ops::max_pool2d`], [`ops::gelu`], [`ops::add`] and
+//! others. A layer asks its [`VarBuilder`] for parameters under PyTorch's names; outside of training it records nothing for a
+//! backward pass. A whole network of such layers is `examples/own_network.rs` of `taper-train`.
 use crate::cost::{Cost, Count, product};
-use crate::ops::{self, BatchNorm, Conv2d, FeatureMap, Precision, ScaleInit, Statistics};
+use crate::ops::{self, Activation, BatchNorm, Conv2d, FeatureMap, Precision, ScaleInit, Statistics};
 use crate::{Error, Mode, Result, Task, init};
-use candle_core::Tensor;
+use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
 
 /// The settings that every layer of a convolutional network shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Style {
+pub struct Style {
+    /// How closely convolutions follow the sum that defines them. Defaults to fast.
     pub conv: Precision,
+    /// Initial scales of the normalisations. Defaults to ones.
     pub bn_scale_init: ScaleInit,
 }
 
-/// A convolution without bias.
-#[derive(Clone, Debug)]
-pub(crate) struct Conv {
-    weight: Tensor,
-    options: Conv2d,
-}
-
 /// Kernel size, stride and padding, the same for both axes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Rows and columns.
     pub size: usize,
+    /// Steps between windows.
     pub stride: usize,
+    /// Rows and columns of zeros around the image.
     pub padding: usize,
 }
 
 impl Kernel {
+    /// Padded by half its size, so that an odd kernel of stride 1 keeps the size of the image.
     pub fn new(size: usize, stride: usize) -> Self {
         Self { size, stride, padding: size / 2 }
     }
 }
 
+/// A convolution: `weight` `[out, in, rows, columns]` and, if asked for, `bias` `[out]`.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    options: Conv2d,
+}
+
 impl Conv {
+    /// Without bias, with PyTorch's initial values, from `ci` to `co` channels.
     pub fn new(ci: usize, co: usize, kernel: Kernel, style: Style, vb: VarBuilder) -> Result<Self> {
         let Kernel { size, stride, padding } = kernel;
         let init = init::torch_uniform(ci * size * size);
         let weight = vb.get_with_hints((co, ci, size, size), "weight", init)?;
-        Ok(Self { weight, options: Conv2d::square(stride, padding, style.conv) })
+        Ok(Self { weight, bias: None, options: Conv2d::square(stride, padding, style.conv) })
     }
 
-    pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
-        if mode.is_train() {
-            return ops::conv2d(x, &self.weight, None, &self.options);
+    /// With bias.
+    pub fn with_bias(ci: usize, co: usize, kernel: Kernel, style: Style, vb: VarBuilder) -> Result<Self> {
+        let init = init::torch_uniform(ci * kernel.size * kernel.size);
+        let bias = vb.get_with_hints(co, "bias", init)?;
+        Ok(Self { bias: Some(bias), ..Self::new(ci, co, kernel, style, vb)? })
+    }
+
+    /// Without bias; the first channels begin as those of the input (`torch.nn.init.dirac_` on `weight[:in]`), the others with
+    /// PyTorch's initial values.
+    pub fn identity(ci: usize, co: usize, kernel: Kernel, style: Style, vb: VarBuilder) -> Result<Self> {
+        let is_new = !vb.contains_tensor("weight");
+        let conv = Self::new(ci, co, kernel, style, vb)?;
+        if is_new && conv.weight.is_variable() {
+            let (weight, taps) = (&conv.weight, kernel.size * kernel.size);
+            // First to the CPU: not every device has f64.
+            let values = weight.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?;
+            let mut values = values.to_vec1::<f64>()?;
+            for (o, filter) in values.chunks_exact_mut((ci * taps).max(1)).enumerate().take(ci) {
+                filter.fill(0.0);
+                filter[o * taps + kernel.size / 2 * kernel.size + kernel.size / 2] = 1.0;
+            }
+            let values = Tensor::from_vec(values, weight.shape(), &Device::Cpu)?.to_dtype(weight.dtype())?;
+            Var::from_tensor(weight)?.set(&values.to_device(weight.device())?)?;
         }
-        ops::conv2d(x, &self.weight.detach(), None, &self.options)
+        Ok(conv)
+    }
+
+    /// The convolution of `x`.
+    pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
+        let (weight, bias) = (trained(&self.weight, mode), self.bias.as_ref().map(|b| trained(b, mode)));
+        ops::conv2d(x, &weight, bias.as_ref(), &self.options)
     }
 }
 
-/// A batch normalisation that knows its mode.
+/// A parameter as a mode sees it: outside of training without a gradient.
+pub(crate) fn trained(parameter: &Tensor, mode: Mode) -> Tensor {
+    if mode.is_train() { parameter.clone() } else { parameter.detach() }
+}
+
+/// A batch normalisation that knows its mode, with what follows it in the same pass over memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Norm {
+pub struct Norm {
     train: BatchNorm,
     eval: BatchNorm,
 }
 
 impl Norm {
+    /// With a trained scale and shift.
     pub fn new(channels: usize, style: Style, vb: VarBuilder) -> Result<Self> {
-        let train = BatchNorm::new(channels, style.bn_scale_init, vb)?;
-        Ok(Self { eval: train.detach(), train })
+        Ok(Self::of_op(BatchNorm::new(channels, style.bn_scale_init, vb)?))
+    }
+
+    /// Of a normalisation with settings of its own: [`BatchNorm::without_scale`], its `eps` and `momentum`.
+    pub fn of_op(train: BatchNorm) -> Self {
+        Self { eval: train.detach(), train }
     }
 
     /// The parameters for a mode, and where the statistics come from.
@@ -72,30 +120,47 @@ impl Norm {
         }
     }
 
+    fn run(
+        &self,
+        x: &FeatureMap,
+        residual: Option<&FeatureMap>,
+        activation: Activation,
+        mode: Mode,
+    ) -> Result<FeatureMap> {
+        let (bn, statistics) = self.of(mode);
+        ops::batch_norm(x, bn, residual, activation, statistics)
+    }
+
+    /// Followed by nothing.
     pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
-        let (bn, statistics) = self.of(mode);
-        ops::batch_norm(x, bn, None, false, statistics)
+        self.run(x, None, Activation::None, mode)
     }
 
+    /// Followed by ReLU.
     pub fn relu(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
-        let (bn, statistics) = self.of(mode);
-        ops::batch_norm(x, bn, None, true, statistics)
+        self.run(x, None, Activation::Relu, mode)
     }
 
+    /// Followed by GELU.
+    pub fn gelu(&self, x: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
+        self.run(x, None, Activation::Gelu, mode)
+    }
+
+    /// Followed by the addition of `residual` and ReLU.
     pub fn add_relu(&self, x: &FeatureMap, residual: &FeatureMap, mode: Mode) -> Result<FeatureMap> {
-        let (bn, statistics) = self.of(mode);
-        ops::batch_norm(x, bn, Some(residual), true, statistics)
+        self.run(x, Some(residual), Activation::Relu, mode)
     }
 }
 
 /// The classifier at the end: logits of the mean of each image's pixels.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub struct Head {
     weight: Tensor,
     bias: Tensor,
 }
 
 impl Head {
+    /// From `features` channels to `classes` logits.
     pub fn new(features: usize, classes: usize, vb: VarBuilder) -> Result<Self> {
         let init = init::torch_uniform(features);
         Ok(Self {
@@ -104,13 +169,11 @@ impl Head {
         })
     }
 
+    /// Logits `[n, classes]`.
     pub fn forward(&self, x: &FeatureMap, mode: Mode) -> Result<Tensor> {
         let pooled = ops::global_avg_pool(x)?;
-        let (weight, bias) = match mode.is_train() {
-            true => (self.weight.clone(), self.bias.clone()),
-            false => (self.weight.detach(), self.bias.detach()),
-        };
-        ops::linear(&pooled, &weight, Some(&bias), ops::Activation::None)
+        let (weight, bias) = (trained(&self.weight, mode), trained(&self.bias, mode));
+        ops::linear(&pooled, &weight, Some(&bias), Activation::None)
     }
 }
 
@@ -177,6 +240,12 @@ impl Meter {
     /// A normalisation, its output kept (by the convolution that follows).
     pub fn norm(&mut self, c: usize) {
         self.cost.parameters += product(&[2, c]);
+        self.keep(c);
+    }
+
+    /// The same without a scale.
+    pub fn shift(&mut self, c: usize) {
+        self.cost.parameters += Count::of(c);
         self.keep(c);
     }
 

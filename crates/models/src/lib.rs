@@ -1,4 +1,4 @@
-//! The networks of the DecGD paper and the training ops they need, for candle.
+//! The networks of the DecGD paper, one that is fast on CIFAR-10, and the training ops they need, for candle.
 //!
 //! Models are built through [`candle_nn::VarBuilder`] on a seeded backend ([`Params`]): the initial value of a
 //! parameter depends on the seed and its name and on nothing else. Names and layouts equal PyTorch's, so
@@ -21,12 +21,14 @@
 //! # Ok(()) }
 //! ```
 
+pub mod airbench;
 mod backward;
 mod cost;
 pub mod densenet;
+mod eigen;
 mod error;
 pub mod init;
-mod layers;
+pub mod layers;
 pub mod lstm;
 pub mod mlp;
 pub mod model;

@@ -15,7 +15,13 @@ pub trait Config: Serialize + DeserializeOwned + Default + 'static {
     /// Creates the model's parameters through `vb`.
     fn build(&self, task: Task, vb: VarBuilder) -> Result<Box<dyn Model>>;
     /// What one sample costs, or what is wrong with the configuration. Nothing is built that has no cost.
-    fn cost(&self, task: Task) -> Result<Cost>;
+    ///
+    /// By default the network is built to find out: once on parameters without memory, which are counted, and, if there are not
+    /// too many of them, once more for a forward pass of two samples in training, in which the ops of this crate count their
+    /// operations and the activations they keep. What candle's own ops do is not counted.
+    fn cost(&self, task: Task) -> Result<Cost> {
+        crate::cost::by_building(task, |task, vb| self.build(task, vb))
+    }
     /// The smallest task it could be built for: what it costs there it costs at least, so that sizes can be judged before
     /// there is data. Defaults to none.
     fn smallest_task(&self) -> Option<Task> {
@@ -43,6 +49,8 @@ pub enum Architecture {
     DenseNet(crate::densenet::DenseNetConfig),
     /// An LSTM language model.
     Lstm(crate::lstm::LstmConfig),
+    /// Convolutions on whitened images.
+    Airbench(crate::airbench::AirbenchConfig),
 }
 
 type Describe = dyn Fn(&Value) -> Result<Option<Architecture>> + Send + Sync;
@@ -97,7 +105,9 @@ impl Registry {
             let about = "LSTM language model with tied embedding (AWD-LSTM)";
             registry.add("lstm", about, crate::lstm::LstmConfig::default())?;
             crate::resnet::register(&mut registry)?;
-            crate::densenet::register(&mut registry)
+            crate::densenet::register(&mut registry)?;
+            let about = "six convolutions on whitened images, for CIFAR-10 in minutes (airbench94)";
+            registry.add("airbench", about, crate::airbench::AirbenchConfig::default())
         };
         add().expect("the names above are distinct, which `builtin_names_are_distinct` tests");
         registry

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use common::{check_gradients, near, scalar, values, var};
 use taper_models::Params;
 use taper_models::ops::{
-    BatchNorm, FeatureMap, Features, ScaleInit, Statistics, batch_norm, batch_norm_features, relu,
+    Activation, BatchNorm, FeatureMap, Features, ScaleInit, Statistics, batch_norm, batch_norm_features, relu,
 };
 
 fn find(params: &Params, name: &str) -> Var {
@@ -32,14 +32,17 @@ fn norm(channels: usize, dtype: DType) -> (BatchNorm, Params, Var, Var) {
 fn gradients_equal_finite_differences() {
     for dims in [[2, 3, 4, 5], [1, 2, 1, 1], [3, 1, 1, 7], [1, 33, 9, 2]] {
         for statistics in [Statistics::Batch, Statistics::Running] {
-            for (with_residual, with_relu) in [(false, false), (false, true), (true, false), (true, true)] {
+            use Activation::{Gelu, None as Plain, Relu};
+            for (with_residual, activation) in
+                [(false, Plain), (false, Relu), (false, Gelu), (true, Plain), (true, Relu), (true, Gelu)]
+            {
                 let (bn, _, weight, bias) = norm(dims[3], DType::F64);
                 let (x, r) = (var("input", &dims), var("residual", &dims));
-                let name = format!("{dims:?} {statistics:?} residual {with_residual} relu {with_relu}");
+                let name = format!("{dims:?} {statistics:?} residual {with_residual} {activation:?}");
                 let f = || {
                     let residual = with_residual.then(|| FeatureMap::enter(&r).unwrap());
                     let x = FeatureMap::enter(&x).unwrap();
-                    batch_norm(&x, &bn, residual.as_ref(), with_relu, statistics).unwrap().leave().unwrap()
+                    batch_norm(&x, &bn, residual.as_ref(), activation, statistics).unwrap().leave().unwrap()
                 };
                 let mut vars = vec![&x, &weight, &bias];
                 if with_residual {
@@ -67,24 +70,25 @@ fn features_are_normalised_as_their_concatenation() {
         check_gradients("features", &[a, b, c, &weight, &bias], joined);
         let concatenated = Tensor::cat(&[c.as_tensor(), b.as_tensor(), a.as_tensor()], 3).unwrap();
         let x = FeatureMap::enter(&concatenated).unwrap();
-        let expected = batch_norm(&x, &bn, None, true, statistics).unwrap().leave().unwrap();
+        let expected = batch_norm(&x, &bn, None, Activation::Relu, statistics).unwrap().leave().unwrap();
         assert_eq!(values(&joined()), values(&expected));
         let composed = FeatureMap::Composed(concatenated);
-        let composed = batch_norm(&composed, &bn, None, true, statistics).unwrap().leave().unwrap();
+        let composed =
+            batch_norm(&composed, &bn, None, Activation::Relu, statistics).unwrap().leave().unwrap();
         near("composed", &composed, &expected, 1e-13);
     }
 }
 
 #[test]
 fn composition_of_candles_ops_has_the_same_values_gradients_and_statistics() {
-    let run = |composed: bool, statistics: Statistics| {
+    let run = |composed: bool, statistics: Statistics, activation: Activation| {
         let (bn, params, weight, bias) = norm(4, DType::F64);
         let (x, r) = (var("input", &[2, 3, 2, 4]), var("residual", &[2, 3, 2, 4]));
         let map = |v: &Var| match composed {
             true => FeatureMap::Composed(v.as_tensor().clone()),
             false => FeatureMap::enter(v).unwrap(),
         };
-        let y = batch_norm(&map(&x), &bn, Some(&map(&r)), true, statistics).unwrap().leave().unwrap();
+        let y = batch_norm(&map(&x), &bn, Some(&map(&r)), activation, statistics).unwrap().leave().unwrap();
         let grads = taper_models::backward(&scalar(&y)).unwrap();
         let mut all: Vec<Tensor> =
             [&x, &r, &weight, &bias].iter().map(|v| grads.get(v).unwrap().clone()).collect();
@@ -93,8 +97,11 @@ fn composition_of_candles_ops_has_the_same_values_gradients_and_statistics() {
         all
     };
     for statistics in [Statistics::Batch, Statistics::Running] {
-        for (i, (a, b)) in run(false, statistics).iter().zip(&run(true, statistics)).enumerate() {
-            near(&format!("tensor {i}"), a, b, 1e-13);
+        for activation in [Activation::Relu, Activation::Gelu] {
+            let (ours, composed) = (run(false, statistics, activation), run(true, statistics, activation));
+            for (i, (a, b)) in ours.iter().zip(&composed).enumerate() {
+                near(&format!("{activation:?}, tensor {i}"), a, b, 1e-13);
+            }
         }
     }
 }
@@ -106,9 +113,9 @@ fn running_statistics_move_in_training_only() {
     let before = (get("running_mean"), get("running_var"), get("num_batches_tracked"));
     let x = Tensor::new(&[1.0f64, 2.0, 6.0], &Device::Cpu).unwrap().reshape((3, 1, 1, 1)).unwrap();
     let x = FeatureMap::enter(&x).unwrap();
-    batch_norm(&x, &bn, None, false, Statistics::Running).unwrap();
+    batch_norm(&x, &bn, None, Activation::None, Statistics::Running).unwrap();
     assert_eq!(before, (get("running_mean"), get("running_var"), get("num_batches_tracked")));
-    batch_norm(&x, &bn, None, false, Statistics::Batch).unwrap();
+    batch_norm(&x, &bn, None, Activation::None, Statistics::Batch).unwrap();
     // Mean 3; unbiased variance (4 + 1 + 9) / 2 = 7.
     assert!((get("running_mean") - (0.9 * before.0 + 0.3)).abs() < 1e-15);
     assert!((get("running_var") - (0.9 * before.1 + 0.7)).abs() < 1e-15);
@@ -124,10 +131,10 @@ fn a_mean_far_from_zero_costs_no_accuracy() {
         &FeatureMap::enter(&shifted.to_dtype(DType::F64).unwrap()).unwrap(),
         &norm(3, DType::F64).0,
         None,
-        false,
+        Activation::None,
         Statistics::Batch,
     );
-    let y = batch_norm(&FeatureMap::enter(&shifted).unwrap(), &bn, None, false, Statistics::Batch);
+    let y = batch_norm(&FeatureMap::enter(&shifted).unwrap(), &bn, None, Activation::None, Statistics::Batch);
     // x scale and shift are each about 3500: their sum is exact to 2 ulp of that, 5e-4 of y's range of about 2.
     near("shifted", &y.unwrap().leave().unwrap(), &exact.unwrap().leave().unwrap(), 5e-4);
 }
@@ -147,13 +154,37 @@ fn relu_passes_no_gradient_at_zero() {
 }
 
 #[test]
+fn a_scale_that_is_no_parameter_is_one() {
+    let params = Params::new(5);
+    let bn = BatchNorm::without_scale(3, params.builder(DType::F64, &Device::Cpu)).unwrap();
+    let names: Vec<String> = params.vars().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["bias", "num_batches_tracked", "running_mean", "running_var"]);
+    let (x, bias) = (var("input", &[2, 3, 4, 3]), find(&params, "bias"));
+    for statistics in [Statistics::Batch, Statistics::Running] {
+        let run = || {
+            let x = FeatureMap::enter(&x).unwrap();
+            batch_norm(&x, &bn, None, Activation::Gelu, statistics).unwrap().leave().unwrap()
+        };
+        check_gradients("no scale", &[&x, &bias], run);
+    }
+    // With a scale of ones it is the same.
+    let scaled =
+        BatchNorm::new(3, ScaleInit::Ones, Params::new(5).builder(DType::F64, &Device::Cpu)).unwrap();
+    let [a, b] = [&bn, &scaled].map(|bn| {
+        let x = FeatureMap::enter(&x).unwrap();
+        values(&batch_norm(&x, bn, None, Activation::None, Statistics::Batch).unwrap().leave().unwrap())
+    });
+    assert_eq!(a, b);
+}
+
+#[test]
 fn bad_operands_are_refused_by_name() {
     let zeros = |dims: &[usize], dtype: DType| {
         FeatureMap::enter(&Tensor::zeros(dims, dtype, &Device::Cpu).unwrap()).unwrap()
     };
     let (bn, params, _, _) = norm(3, DType::F32);
     let run = |x: FeatureMap, r: Option<FeatureMap>, statistics| {
-        batch_norm(&x, &bn, r.as_ref(), false, statistics).unwrap_err().to_string()
+        batch_norm(&x, &bn, r.as_ref(), Activation::None, statistics).unwrap_err().to_string()
     };
     let f32 = DType::F32;
     for (message, part) in [
@@ -173,5 +204,5 @@ fn bad_operands_are_refused_by_name() {
     assert!(message.contains("more than one value"), "{message}");
     assert!(values(&find(&params, "running_var")).iter().all(|v| v.is_finite()));
     // One value a channel is enough when it is not its own statistics.
-    assert!(batch_norm(&zeros(&[1, 1, 1, 3], f32), &bn, None, false, Statistics::Running).is_ok());
+    assert!(batch_norm(&zeros(&[1, 1, 1, 3], f32), &bn, None, Activation::None, Statistics::Running).is_ok());
 }

@@ -112,7 +112,7 @@ fn statistics_gathered_beside_a_training_are_not_mixed_with_its_own() {
         let statistics = if number.is_multiple_of(2) { Statistics::Cumulative } else { Statistics::Batch };
         for batch in 0..3 {
             let x = numbers(&format!("batch{batch}"), &[4, 2, 2, 3]);
-            batch_norm(&FeatureMap::enter(&x).unwrap(), &bn, None, false, statistics).unwrap();
+            batch_norm(&FeatureMap::enter(&x).unwrap(), &bn, None, Activation::None, statistics).unwrap();
             rayon::yield_now();
         }
         params.vars().iter().map(|(_, var)| values(var)).collect::<Vec<_>>()

@@ -2,6 +2,7 @@
 use super::graph::{Attribute, FLOAT, Graph, INT64, Size};
 use super::proto::Message;
 use crate::{Error, Network, Result};
+use taper_models::airbench::AirbenchConfig;
 use taper_models::densenet::DenseNetConfig;
 use taper_models::lstm::LstmConfig;
 use taper_models::mlp::MlpConfig;
@@ -28,6 +29,11 @@ pub fn graph(network: &Network) -> Result<Message> {
             let images = images(&mut graph, network)?;
             densenet(&mut graph, network, config, &images)?;
             "densenet"
+        }
+        Architecture::Airbench(config) => {
+            let images = images(&mut graph, network)?;
+            airbench(&mut graph, network, config, &images)?;
+            "airbench"
         }
         Architecture::Lstm(config) => {
             lstm(&mut graph, network, config)?;
@@ -86,12 +92,18 @@ fn conv(graph: &mut Graph, network: &Network, x: &str, layer: &str, stride: usiz
 }
 
 fn norm(graph: &mut Graph, x: &str, layer: &str) -> Result<String> {
-    let mut inputs = vec![x.to_owned()];
-    for part in ["weight", "bias", "running_mean", "running_var"] {
+    let weight = graph.weight(&format!("{layer}.weight"))?;
+    norm_by(graph, x, layer, weight, EPSILON)
+}
+
+/// A normalisation with that scale.
+fn norm_by(graph: &mut Graph, x: &str, layer: &str, scale: String, epsilon: f32) -> Result<String> {
+    let mut inputs = vec![x.to_owned(), scale];
+    for part in ["bias", "running_mean", "running_var"] {
         inputs.push(graph.weight(&format!("{layer}.{part}"))?);
     }
     let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
-    let epsilon = [("epsilon", Attribute::Float(EPSILON))];
+    let epsilon = [("epsilon", Attribute::Float(epsilon))];
     Ok(graph.node("BatchNormalization", &inputs, &epsilon, &format!("{layer}.out")))
 }
 
@@ -180,6 +192,45 @@ fn densenet(graph: &mut Graph, network: &Network, config: &DenseNetConfig, image
     x = norm(graph, &x, "bn")?;
     x = relu(graph, &x);
     head(graph, &x)
+}
+
+/// x Φ(x), of operators that every opset has.
+fn gelu(graph: &mut Graph, x: &str) -> String {
+    let scaled = graph.node("Mul", &[x, "root_half"], &[], &format!("{x}.scaled"));
+    let erf = graph.node("Erf", &[&scaled], &[], &format!("{x}.erf"));
+    let twice = graph.node("Add", &[&erf, "one"], &[], &format!("{x}.twice"));
+    let share = graph.node("Mul", &[&twice, "half"], &[], &format!("{x}.share"));
+    graph.node("Mul", &[x, &share], &[], &format!("{x}.gelu"))
+}
+
+fn airbench(graph: &mut Graph, network: &Network, config: &AirbenchConfig, images: &str) -> Result<()> {
+    for (name, value) in [("root_half", std::f32::consts::FRAC_1_SQRT_2), ("one", 1.0), ("half", 0.5)] {
+        graph.constant(name, &[], &[value]);
+    }
+    let (weight, bias) = (graph.weight("whiten.weight")?, graph.weight("whiten.bias")?);
+    let size = config.whiten_kernel;
+    let attributes = [("kernel_shape", Attribute::Ints(&[size, size]))];
+    let x = graph.node("Conv", &[images, &weight, &bias], &attributes, "whiten.out");
+    let mut x = gelu(graph, &x);
+    for (number, width) in config.widths.iter().enumerate() {
+        let name = format!("group{}", number + 1);
+        let ones = format!("{name}.ones");
+        graph.constant(&ones, &[*width], &vec![1.0; *width]);
+        for i in 1..=2 {
+            x = conv(graph, network, &x, &format!("{name}.conv{i}"), 1)?;
+            if i == 1 {
+                x = pool(graph, "MaxPool", &x, 2, 0);
+            }
+            x = norm_by(graph, &x, &format!("{name}.norm{i}"), ones.clone(), config.bn_eps as f32)?;
+            x = gelu(graph, &x);
+        }
+    }
+    let pooled = graph.node("GlobalMaxPool", &[&x], &[], "pooled");
+    let x = flat(graph, &pooled);
+    let head = graph.weight("head.weight")?;
+    let attributes = [("transB", Attribute::Int(1)), ("alpha", Attribute::Float(config.logit_scale as f32))];
+    graph.node("Gemm", &[&x, &head], &attributes, "logits");
+    Ok(())
 }
 
 fn lstm(graph: &mut Graph, network: &Network, config: &LstmConfig) -> Result<()> {

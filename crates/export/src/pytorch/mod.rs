@@ -27,6 +27,15 @@ pub fn pytorch(network: &Network, about: &[(String, String)]) -> Result<String> 
                 ("REDUCTION", json!(config.reduction)),
             ],
         ),
+        Architecture::Airbench(config) => (
+            include_str!("airbench.py"),
+            vec![
+                ("WIDTHS", json!(config.widths)),
+                ("WHITEN_KERNEL", json!(config.whiten_kernel)),
+                ("NORM_EPS", json!(config.bn_eps)),
+                ("LOGIT_SCALE", json!(config.logit_scale)),
+            ],
+        ),
         Architecture::Lstm(config) => (
             include_str!("lstm.py"),
             vec![

@@ -2,7 +2,7 @@
 use super::feature_map::{Element, FeatureMap, Host, check_param};
 use super::{isa, with_slice};
 use crate::kernels::batch_norm::{Affine, Gate, Gradient, Moments, Normalized, Rows, apply, moments};
-use crate::kernels::{Buf, Real};
+use crate::kernels::{Activation, Buf, Real};
 use crate::{Error, Result, op_span};
 use candle_core::{DType, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
@@ -27,6 +27,7 @@ pub enum ScaleInit {
 /// The parameters and running statistics of a batch normalisation, under PyTorch's names.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
+    /// Ones without a gradient, where the scale is no parameter.
     weight: Tensor,
     bias: Tensor,
     running_mean: Tensor,
@@ -56,8 +57,18 @@ impl BatchNorm {
             ScaleInit::Ones => Init::Const(1.0),
             ScaleInit::Uniform01 => Init::Uniform { lo: 0.0, up: 1.0 },
         };
+        let weight = vb.get_with_hints(channels, "weight", scale)?;
+        Self::scaled_by(weight, channels, vb)
+    }
+
+    /// For `channels` channels whose scale is one and no parameter: there is no `weight`.
+    pub fn without_scale(channels: usize, vb: VarBuilder) -> Result<Self> {
+        Self::scaled_by(Tensor::ones(channels, vb.dtype(), vb.device())?, channels, vb)
+    }
+
+    fn scaled_by(weight: Tensor, channels: usize, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
-            weight: vb.get_with_hints(channels, "weight", scale)?,
+            weight,
             bias: vb.get_with_hints(channels, "bias", Init::Const(0.0))?,
             running_mean: vb.get_with_hints(channels, "running_mean", Init::Const(0.0))?,
             running_var: vb.get_with_hints(channels, "running_var", Init::Const(1.0))?,
@@ -126,8 +137,7 @@ impl BatchNorm {
     }
 }
 
-/// (x − mean) / σ · scale + shift, plus `residual`, then ReLU if asked for: one op, two passes over memory each
-/// way.
+/// (x − mean) / σ · scale + shift, plus `residual`, then the activation: one op, two passes over memory each way.
 ///
 /// On devices other than the CPU this is composed of
 /// candle's ops.
@@ -135,7 +145,7 @@ pub fn batch_norm(
     x: &FeatureMap,
     bn: &BatchNorm,
     residual: Option<&FeatureMap>,
-    relu: bool,
+    activation: Activation,
     statistics: Statistics,
 ) -> Result<FeatureMap> {
     if let Some(residual) = residual
@@ -145,13 +155,13 @@ pub fn batch_norm(
         return Err(Error::Shape { op: OP, expected: format!("a residual {:?}", x.dims()?), found });
     }
     match (x, residual) {
-        (FeatureMap::F32(x), None) => single(x, bn, None, relu, statistics),
-        (FeatureMap::F64(x), None) => single(x, bn, None, relu, statistics),
-        (FeatureMap::F32(x), Some(FeatureMap::F32(r))) => single(x, bn, Some(r), relu, statistics),
-        (FeatureMap::F64(x), Some(FeatureMap::F64(r))) => single(x, bn, Some(r), relu, statistics),
+        (FeatureMap::F32(x), None) => single(x, bn, None, activation, statistics),
+        (FeatureMap::F64(x), None) => single(x, bn, None, activation, statistics),
+        (FeatureMap::F32(x), Some(FeatureMap::F32(r))) => single(x, bn, Some(r), activation, statistics),
+        (FeatureMap::F64(x), Some(FeatureMap::F64(r))) => single(x, bn, Some(r), activation, statistics),
         (x, r) => {
             let residual = r.map(FeatureMap::leave).transpose()?;
-            composed(&x.leave()?, bn, residual.as_ref(), relu, statistics)
+            composed(&x.leave()?, bn, residual.as_ref(), activation, statistics)
         }
     }
 }
@@ -160,7 +170,7 @@ fn single<T: Element>(
     x: &Host<T>,
     bn: &BatchNorm,
     residual: Option<&Host<T>>,
-    relu: bool,
+    activation: Activation,
     statistics: Statistics,
 ) -> Result<FeatureMap> {
     let isa = isa()?;
@@ -178,7 +188,7 @@ fn single<T: Element>(
     let gamma = with_slice(&bn.weight, |g: &[T]| g.to_vec())?;
     let affine = with_slice(&bn.bias, |beta: &[T]| Affine::new(&moments, &gamma, beta, bn.eps))?;
     let mut y = Buf::dirty(x.data.len());
-    apply(isa, &[Rows::new(&x.data, c)], &affine, residual.map(|r| &r.data[..]), relu, &mut y);
+    apply(isa, &[Rows::new(&x.data, c)], &affine, residual.map(|r| &r.data[..]), activation, &mut y);
     let y = Arc::new(y);
 
     let handle = match residual {
@@ -186,18 +196,25 @@ fn single<T: Element>(
         None => x.handle.clone(),
     };
     let input = x.data.clone();
-    // With a residual the gate cannot be computed from x alone.
-    let output = (relu && residual.is_some()).then(|| y.clone());
+    // With a residual the gate cannot be computed from x alone: that of a ReLU is seen by its output, that of a GELU is not.
+    let beside = match (activation, residual) {
+        (Activation::Relu, Some(_)) => Some(y.clone()),
+        (Activation::Gelu, Some(residual)) => Some(residual.data.clone()),
+        _ => None,
+    };
+    let scale_wanted = bn.weight.track_op();
     let dx_slot = x.grad.clone();
     let residual_slot = residual.filter(|r| r.tracked()).map(|r| r.grad.clone());
     let (eps, of_batch) = (bn.eps, statistics != Statistics::Running);
     let y = Host::record(OP, (x.dims, y), &handle, &[&bn.weight, &bn.bias], move |mut dy| {
         let _span = op_span!(OP, "backward", 0, "{c} {h}x{w}");
         let rows = Rows::new(&input, c);
-        let gate = match &output {
-            Some(output) => Gate::Output(output),
-            None if relu => Gate::Affine(&affine),
-            None => Gate::None,
+        let gate = match (activation, &beside) {
+            (Activation::None, _) => Gate::None,
+            (Activation::Relu, None) => Gate::Affine(&affine),
+            (Activation::Relu, Some(output)) => Gate::Output(output),
+            (Activation::Gelu, None) => Gate::Gelu(&affine),
+            (Activation::Gelu, Some(residual)) => Gate::GeluOfSum(&affine, residual),
         };
         let with = Normalized { moments: &moments, gamma: &gamma, eps, of_batch };
         let grads = Gradient::new(isa, &[rows], &dy, gate, with);
@@ -213,7 +230,7 @@ fn single<T: Element>(
                 dx_slot.add(dy);
             }
         }
-        Ok([Some(grads.gamma), Some(grads.beta)])
+        Ok([scale_wanted.then_some(grads.gamma), Some(grads.beta)])
     })?;
     Ok(T::wrap(y))
 }
@@ -299,7 +316,7 @@ pub fn batch_norm_features(xs: &Features, bn: &BatchNorm, statistics: Statistics
     match xs {
         Features::F32(xs) => joined(xs, bn, statistics),
         Features::F64(xs) => joined(xs, bn, statistics),
-        Features::Composed(x) => composed(x, bn, None, true, statistics),
+        Features::Composed(x) => composed(x, bn, None, Activation::Relu, statistics),
     }
 }
 
@@ -328,7 +345,7 @@ fn joined<T: Element>(xs: &Joined<T>, bn: &BatchNorm, statistics: Statistics) ->
     let values = xs.values();
     let rows: Vec<_> = values.iter().map(|(data, c)| Rows::new(data, *c)).collect();
     let mut y = Buf::dirty(n * h * w * channels);
-    apply(isa, &rows, &affine, None, true, &mut y);
+    apply(isa, &rows, &affine, None, Activation::Relu, &mut y);
     drop(rows);
 
     let slots: Vec<_> = xs.parts.iter().rev().map(|(x, _)| x.tracked().then(|| x.grad.clone())).collect();
@@ -363,7 +380,7 @@ fn composed(
     x: &Tensor,
     bn: &BatchNorm,
     residual: Option<&Tensor>,
-    relu: bool,
+    activation: Activation,
     statistics: Statistics,
 ) -> Result<FeatureMap> {
     let (n, h, w, c) = x.dims4()?;
@@ -398,5 +415,9 @@ fn composed(
         None => y,
     };
     let y = FeatureMap::Composed(y);
-    if relu { super::relu(&y) } else { Ok(y) }
+    match activation {
+        Activation::None => Ok(y),
+        Activation::Relu => super::relu(&y),
+        Activation::Gelu => super::gelu(&y),
+    }
 }

@@ -3,7 +3,7 @@ use super::feature_map::{Element, FeatureMap, Host, check_param, dispatch};
 use super::{isa, with_slice};
 use crate::kernels::Buf;
 use crate::kernels::conv::{self, Algorithm, Geometry};
-use crate::kernels::sums::column_sums;
+use crate::kernels::sums::tall_column_sums;
 use crate::{Error, Result, op_span};
 use candle_core::Tensor;
 use schemars::JsonSchema;
@@ -90,7 +90,7 @@ impl Conv2d {
 /// The convolution (cross-correlation, as everywhere in deep learning) of `x` with `weight`
 /// `[out, in / groups, rows, columns]`, plus `bias` `[out]`.
 ///
-/// The gradient of `x` is not computed when nobody needs it. On devices other than the CPU this is candle's own
+/// Gradients that nobody needs are not computed. On devices other than the CPU this is candle's own
 /// `conv2d` between two permutations; it takes equal strides and paddings for both axes only, and its backward
 /// pass fails where the stride leaves unequal remainders on the two axes.
 pub fn conv2d(
@@ -149,7 +149,7 @@ fn forward<T: Element>(
             })?;
         }
         let db = match bias_ {
-            Some(bias) if bias.track_op() => Some(column_sums(&dy, g.co)),
+            Some(bias) if bias.track_op() => Some(tall_column_sums(isa, &dy, g.co)),
             _ => None,
         };
         Ok([dw, db])

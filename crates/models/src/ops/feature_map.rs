@@ -83,6 +83,9 @@ impl<T: Real> Host<T> {
             }
             Ok(told)
         })?;
+        if handle.track_op() {
+            crate::trace::keep(std::mem::size_of_val(&data[..]));
+        }
         Ok(Self { dims, data, grad, handle })
     }
 }

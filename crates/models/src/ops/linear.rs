@@ -1,5 +1,5 @@
 //! A fully connected layer with its bias and ReLU in one op.
-use super::{dtype_error, isa, shape_error, slice, with_slice};
+use super::{Activation, dtype_error, isa, shape_error, slice, with_slice};
 use crate::backward::deliver;
 use crate::kernels::gemm::{Mat, Start, product, product_from};
 use crate::kernels::sums::column_sums;
@@ -12,20 +12,10 @@ const OP: &str = "linear";
 /// Elements below which a pass over a buffer is not worth a second thread.
 const PARALLEL: usize = 1 << 15;
 
-/// What follows the affine map.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    None,
-    /// max(0, x), with gradient 0 at 0 as in PyTorch.
-    Relu,
-}
-
 /// `act(x·wᵀ + b)` for `x` of shape `[…, in]`, `w` `[out, in]` and `b` `[out]`, in f32 or f64.
 ///
 /// One op on the CPU: no transposed weight gradient, no separate passes for bias and activation, and no gradient
-/// of an operand that does not ask for one. On other devices it is composed of candle's matmul, add and (for
+/// of an operand that does not ask for one; GELU is an op of its own that follows. On other devices it is composed of candle's matmul, add and (for
 /// ReLU) a multiplication by `y > 0`.
 ///
 /// ```
@@ -51,6 +41,9 @@ pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>, act: Activation) -> Re
     if !fits {
         let b = b.map_or("none".into(), |b| format!("{:?}", b.dims()));
         return Err(shape_error(OP, expected(), format!("x {:?}, w {:?}, b {b}", x.dims(), w.dims())));
+    }
+    if act == Activation::Gelu {
+        return super::gelu_tensor(&linear(x, w, b, Activation::None)?);
     }
     let operands = [Some(x), Some(w), b];
     for t in operands.into_iter().flatten() {
@@ -158,7 +151,7 @@ impl Linear {
             Ok([dx.transpose()?.flatten(), dw.transpose()?.flatten(), db.transpose()?.flatten()])
         };
         match self.act {
-            Activation::None => with_slice(dy, from)?,
+            Activation::None | Activation::Gelu => with_slice(dy, from)?,
             Activation::Relu => from(&with_slice(y, |y| with_slice(dy, |dy| masked(dy, y)))??),
         }
     }

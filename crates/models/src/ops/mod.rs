@@ -4,6 +4,7 @@
 //! that results are equal bit for bit for any number of threads. On other devices an op is composed of candle's
 //! own where those are right; each op's documentation says so.
 mod activity;
+mod add;
 mod batch_norm;
 mod bundle;
 mod conv2d;
@@ -11,6 +12,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod feature_map;
+mod gelu;
 mod graph;
 mod linear;
 mod linear_cross_entropy;
@@ -18,18 +20,21 @@ mod lstm;
 mod pool;
 mod relu;
 
+pub use crate::kernels::Activation;
 pub use crate::kernels::conv::Algorithm;
 pub use activity::{mean_square, mean_square_change};
+pub use add::add;
 pub use batch_norm::{BatchNorm, Features, Joined, ScaleInit, Statistics, batch_norm, batch_norm_features};
 pub use conv2d::{Conv2d, Precision, conv2d};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
 pub use dropout::{Mask, dropout, locked_dropout, masked};
 pub use embedding::embedding;
 pub use feature_map::{FeatureMap, Host};
-pub use linear::{Activation, linear};
+pub use gelu::{gelu, gelu_tensor};
+pub use linear::linear;
 pub use linear_cross_entropy::linear_cross_entropy;
 pub use lstm::{LstmState, LstmWeights, lstm};
-pub use pool::{Window, avg_pool2d, global_avg_pool, max_pool2d};
+pub use pool::{Window, avg_pool2d, global_avg_pool, global_max_pool, max_pool2d};
 pub use relu::relu;
 
 use crate::Error;

@@ -1,8 +1,9 @@
 //! Pooling.
 use super::feature_map::{Element, FeatureMap, Host, dispatch};
 use super::isa;
+use crate::kernels::Buf;
 use crate::kernels::conv::Geometry;
-use crate::kernels::{Buf, pool};
+use crate::kernels::pool::{self, Tap};
 use crate::{Error, Result, op_span};
 use candle_core::Tensor;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Window {
                 found: format!("{self:?} on {h} by {w}"),
             });
         }
-        // Positions in an image are kept as u32.
+        // Positions in a window are kept as u32.
         if u32::try_from(h * w).is_err() {
             let expected = "fewer than 2^32 pixels an image".into();
             return Err(Error::Shape { op, expected, found: format!("{h} by {w}") });
@@ -57,20 +58,22 @@ pub fn max_pool2d(x: &FeatureMap, window: &Window) -> Result<FeatureMap> {
 }
 
 fn max<T: Element>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
-    let (mut y, mut at) = (Buf::dirty(g.y_len()), vec![0; g.y_len()]);
+    match g.taps() <= u8::COUNT {
+        true => max_with::<T, u8>(x, g),
+        false => max_with::<T, u32>(x, g),
+    }
+}
+
+fn max_with<T: Element, P: Tap>(x: &Host<T>, g: Geometry) -> Result<FeatureMap> {
+    let (mut y, mut at, isa) = (Buf::dirty(g.y_len()), vec![P::default(); g.y_len()], isa()?);
     let span = op_span!(MAX, "forward", 0, "{} {}x{}", g.ci, g.h, g.w);
-    pool::max_forward(isa()?, &g, &x.data, &mut y, &mut at);
+    pool::max_forward(isa, &g, &x.data, &mut y, &mut at);
     drop(span);
     let dx = x.grad.clone();
     let result = ([g.n, g.oh(), g.ow(), g.co], Arc::new(y));
     let y = Host::record(MAX, result, &x.handle, &[], move |dy| {
         let _span = op_span!(MAX, "backward", 0, "{} {}x{}", g.ci, g.h, g.w);
-        dx.add_with(g.x_len(), |dx, add| {
-            if !add {
-                dx.fill(T::ZERO);
-            }
-            pool::max_backward(&g, &dy, &at, dx);
-        });
+        dx.add_with(g.x_len(), |dx, add| pool::max_backward(isa, &g, (&dy, &at), dx, add));
         Ok([None, None])
     })?;
     Ok(T::wrap(y))
@@ -120,6 +123,13 @@ pub fn global_avg_pool(x: &FeatureMap) -> Result<Tensor> {
         FeatureMap::Composed(x) => Ok(x.mean((1, 2))?),
         x => Ok(avg_pool2d(x, &window)?.leave()?.reshape((n, c))?),
     }
+}
+
+/// The largest element of each whole image: a tensor `[n, channels]`.
+pub fn global_max_pool(x: &FeatureMap) -> Result<Tensor> {
+    let [n, h, w, c] = x.dims()?;
+    let window = Window { kernel: [h, w], stride: [1, 1], padding: [0, 0] };
+    Ok(max_pool2d(x, &window)?.leave()?.reshape((n, c))?)
 }
 
 /// The pixels that are number (dy, dx) of their windows, one for each window. What lies outside the image is the pixel of

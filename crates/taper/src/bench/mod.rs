@@ -148,6 +148,7 @@ const SUITES: &[Suite] = &[
     ("resnet18-step", step::resnet18),
     ("resnet34-step", step::resnet34),
     ("densenet121-step", step::densenet121),
+    ("airbench-step", step::airbench),
     ("lstm1-step", step::lstm1),
     ("lstm3-step", step::lstm3),
     ("optim", optim::cases),

@@ -109,16 +109,20 @@ def gemm(task):
     return product
 
 
-def training(net, loss, lr):
-    """A training step: gradients start as None, Adam is fused."""
-    adam = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
+def training(net, loss, lr, name="adam"):
+    """A training step: gradients start as None, the optimizer is fused and has what is trained."""
+    params = [param for param in net.parameters() if param.requires_grad]
+    if name == "nag":
+        optimizer = torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=True, fused=True)
+    else:
+        optimizer = torch.optim.Adam(params, lr=lr, fused=True)
 
     def step():
-        adam.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with AMP:
             value = loss()
         value.backward()
-        adam.step()
+        optimizer.step()
 
     return step
 
@@ -173,7 +177,7 @@ def step(task):
     else:
         net = NETS[model]().to(memory_format=torch.channels_last)
         x = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
-    return training(net, lambda: F.cross_entropy(net(x), target), task["lr"])
+    return training(net, lambda: F.cross_entropy(net(x), target), task["lr"], task["optimizer"])
 
 
 def mnist_epoch(task):

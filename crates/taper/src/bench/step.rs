@@ -1,4 +1,4 @@
-//! One whole training step: forward pass, loss, backward pass, Adam.
+//! One whole training step: forward pass, loss, backward pass, Adam or what the network is usually trained by.
 use super::{BenchError, Case, Prepared, Work, device, stock};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
@@ -23,6 +23,8 @@ pub struct Workload {
     pub batch: usize,
     /// Tokens of a sequence; 1 for images.
     pub length: usize,
+    /// What trains it: `adam`, or `nag`, SGD with Nesterov momentum.
+    pub optimizer: &'static str,
 }
 
 const CIFAR: Task = Task::Images { height: 32, width: 32, channels: 3, classes: 10 };
@@ -30,17 +32,26 @@ const MNIST: Task = Task::Images { height: 28, width: 28, channels: 1, classes: 
 
 impl Workload {
     pub fn mlp(hidden: &[usize], batch: usize) -> Self {
-        Self { model: "mlp", config: json!({ "hidden": hidden }), task: MNIST, batch, length: 1 }
+        Self {
+            model: "mlp",
+            config: json!({ "hidden": hidden }),
+            task: MNIST,
+            batch,
+            length: 1,
+            optimizer: "adam",
+        }
     }
 
     pub fn conv(model: &'static str, precision: &str, batch: usize) -> Self {
-        Self { model, config: json!({ "conv": precision }), task: CIFAR, batch, length: 1 }
+        let optimizer = if model == "airbench" { "nag" } else { "adam" };
+        Self { model, config: json!({ "conv": precision }), task: CIFAR, batch, length: 1, optimizer }
     }
 
     /// The language model with all its dropouts.
     pub fn lstm(layers: usize, hidden: usize, batch: usize, length: usize) -> Self {
         let config = json!({ "layers": layers, "hidden": hidden, "emb": 400 });
-        Self { model: "lstm", config, task: Task::Tokens { vocab: 10_000 }, batch, length }
+        let task = Task::Tokens { vocab: 10_000 };
+        Self { model: "lstm", config, task, batch, length, optimizer: "adam" }
     }
 
     /// Operations of a step by the plain count: the backward pass does each product of the forward pass twice.
@@ -90,8 +101,9 @@ impl Workload {
         let (registry, params) = (Registry::builtin(), Params::new(1));
         let vb = params.builder(DType::F32, device());
         let mut model = registry.get(self.model)?.build(&self.config, self.task, vb)?;
-        let adam = Map::from_iter([("lr".to_owned(), RATE.into())]);
-        let mut optimizer = taper_optim::Registry::builtin().build("adam", params.trainable(), &adam)?;
+        let config = Map::from_iter([("lr".to_owned(), RATE.into())]);
+        let mut optimizer =
+            taper_optim::Registry::builtin().build(self.optimizer, params.trainable(), &config)?;
         let (input, target) = self.batch()?;
         let (input, target) = (input.to_device(device())?, target.to_device(device())?);
         let mut step = 0;
@@ -109,7 +121,7 @@ impl Workload {
     pub fn peer(&self) -> Value {
         json!({
             "work": "step", "model": self.model, "config": self.config,
-            "batch": self.batch, "length": self.length, "lr": RATE,
+            "batch": self.batch, "length": self.length, "lr": RATE, "optimizer": self.optimizer,
         })
     }
 
@@ -139,7 +151,7 @@ pub fn mlp() -> Vec<Case> {
     vec![Workload::mlp(&[100], 128).case("mlp-step/128".into(), 100, Some(stock::mlp))]
 }
 
-/// Batches of 32 and 128, with both ways to convolve.
+/// Batches with both ways to convolve.
 fn conv(model: &'static str, batches: &[usize], stock: Option<stock::Make>) -> Vec<Case> {
     let case = |(batch, precision): (usize, &str)| {
         let name = format!("{model}-step/{batch}/{precision}");
@@ -163,6 +175,10 @@ pub fn resnet34() -> Vec<Case> {
 
 pub fn densenet121() -> Vec<Case> {
     conv("densenet121", &[32], None)
+}
+
+pub fn airbench() -> Vec<Case> {
+    conv("airbench", &[1024], None)
 }
 
 pub fn lstm1() -> Vec<Case> {

@@ -1,4 +1,7 @@
 //! From stored images to normalised floats, with augmentation on the way: a pure function of (seed, epoch, sample).
+use schemars::JsonSchema;
+use serde::de::{self, Deserializer, Visitor};
+use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 use taper_random::Rng;
 
@@ -8,15 +11,107 @@ use super::{Depth, Shape};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Augment {
-    /// Pads this many black pixels on each side and crops a random window of the image's size. Defaults to 0.
+    /// Pads this many pixels on each side and crops a random window of the image's size. Defaults to 0.
     pub crop_pad: usize,
-    /// Mirrors left and right with probability one half. Defaults to false.
-    pub flip: bool,
+    /// What the pixels around the image are. Defaults to black ones.
+    pub crop_fill: Fill,
+    /// Whether images are mirrored left and right. Defaults to false.
+    pub flip: Flip,
     /// Blanks a square of this many pixels a side, centred anywhere, to the mean (DeVries & Taylor 2017). Defaults to 0.
     pub cutout: usize,
     /// Mixes each image with another of its batch, in parts from Beta(a, a) drawn once a batch (Zhang et al. 2018).
     /// Defaults to 0, which is off.
     pub mixup: f64,
+}
+
+/// What stands around an image that is cropped anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fill {
+    /// Black pixels.
+    #[default]
+    Zero,
+    /// The image mirrored at its edges, which are not repeated (PyTorch's `reflect`).
+    Reflect,
+}
+
+impl Fill {
+    /// Whether it is the default.
+    pub fn is_zero(&self) -> bool {
+        *self == Self::Zero
+    }
+}
+
+/// Which images are mirrored left and right: none, half of them by draws of every epoch, or each in every other epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema)]
+#[schemars(untagged)]
+pub enum Flip {
+    /// Whether each image is mirrored with probability one half.
+    Drawn(bool),
+    /// As drawn in the first epoch, and the other way round in every epoch after.
+    Alternating(Alternate),
+}
+
+/// The word for a [`Flip`] that alternates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Alternate {
+    /// Drawn in the first epoch, and inverted in every epoch after (Jordan 2024).
+    Alternate,
+}
+
+impl Flip {
+    /// None.
+    pub const NEVER: Self = Self::Drawn(false);
+    /// Half of the images, drawn anew every epoch.
+    pub const RANDOM: Self = Self::Drawn(true);
+    /// Each image in every other epoch.
+    pub const ALTERNATE: Self = Self::Alternating(Alternate::Alternate);
+
+    /// Whether an image may be mirrored.
+    pub fn is_on(self) -> bool {
+        self != Self::NEVER
+    }
+}
+
+impl Default for Flip {
+    fn default() -> Self {
+        Self::NEVER
+    }
+}
+
+impl Serialize for Flip {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Drawn(on) => serializer.serialize_bool(*on),
+            Self::Alternating(word) => word.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Flip {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FlipVisitor;
+        impl Visitor<'_> for FlipVisitor {
+            type Value = Flip;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("true, false or `alternate`")
+            }
+
+            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Flip, E> {
+                Ok(Flip::Drawn(on))
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Flip, E> {
+                match word {
+                    "alternate" => Ok(Flip::ALTERNATE),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
+                }
+            }
+        }
+        deserializer.deserialize_any(FlipVisitor)
+    }
 }
 
 /// The partner of each image of a mixed batch.
@@ -69,16 +164,33 @@ struct Draw {
 /// Draws reserved for one image: a draw never depends on which other augmentations are on.
 const DRAWS: u64 = 8;
 
+/// The random numbers of an epoch.
+pub struct Stream {
+    own: Rng,
+    /// Those of the first epoch, for what goes on from it.
+    first: Rng,
+    /// Whether the epoch's number, from 0, is odd.
+    odd: bool,
+}
+
 impl Augment {
-    fn draw(&self, rng: &Rng, sample: usize, shape: Shape) -> Draw {
-        let mut rng = rng.clone().at(sample as u64 * DRAWS);
+    fn draw(&self, stream: &Stream, sample: usize, shape: Shape) -> Draw {
         let shifts = 2 * self.crop_pad as u64 + 1;
-        Draw {
-            top: rng.below(shifts) as usize,
-            left: rng.below(shifts) as usize,
-            flip: rng.below(2) == 1 && self.flip,
-            centre: (rng.below(shape.height as u64) as usize, rng.below(shape.width as u64) as usize),
-        }
+        let draw = |rng: &Rng| {
+            let mut rng = rng.clone().at(sample as u64 * DRAWS);
+            Draw {
+                top: rng.below(shifts) as usize,
+                left: rng.below(shifts) as usize,
+                flip: rng.below(2) == 1,
+                centre: (rng.below(shape.height as u64) as usize, rng.below(shape.width as u64) as usize),
+            }
+        };
+        let drawn = draw(&stream.own);
+        let flip = match self.flip {
+            Flip::Drawn(on) => on && drawn.flip,
+            Flip::Alternating(_) => draw(&stream.first).flip != stream.odd,
+        };
+        Draw { flip, ..drawn }
     }
 }
 
@@ -102,8 +214,9 @@ impl Transform {
     }
 
     /// The random stream of an epoch.
-    pub fn stream(seed: u64, epoch: u64) -> Rng {
-        Rng::new(seed, "augment", "", epoch)
+    pub fn stream(seed: u64, epoch: u64) -> Stream {
+        let of = |epoch| Rng::new(seed, "augment", "", epoch);
+        Stream { own: of(epoch), first: of(0), odd: epoch % 2 == 1 }
     }
 
     /// The normalised value of byte `x` of channel `c`, at `256 * c + x`.
@@ -117,7 +230,7 @@ impl Transform {
     }
 
     /// One image into `out`. `stream` is the epoch's.
-    pub fn apply(&self, image: &[u8], sample: usize, stream: &Rng, out: &mut [f32]) {
+    pub fn apply(&self, image: &[u8], sample: usize, stream: &Stream, out: &mut [f32]) {
         let draw = match self.depth {
             Depth::Byte => {
                 self.arrange(image, sample, stream, out, |b, out| self.look_up(b, out), |b| self.blank(b))
@@ -138,7 +251,7 @@ impl Transform {
         &self,
         image: &[u8],
         sample: usize,
-        stream: &Rng,
+        stream: &Stream,
         (out, kept): (&mut [u8], &mut [u8]),
     ) {
         let copy = |bytes: &[u8], out: &mut [u8]| out.copy_from_slice(bytes);
@@ -156,24 +269,28 @@ impl Transform {
         &self,
         image: &[u8],
         sample: usize,
-        stream: &Rng,
+        stream: &Stream,
         out: &mut [P],
         copy: impl Fn(&[u8], &mut [P]),
         blank: impl Fn(&mut [P]),
     ) -> Option<Draw> {
-        if self.augment.crop_pad == 0 && !self.augment.flip && self.augment.cutout == 0 {
+        if self.augment.crop_pad == 0 && !self.augment.flip.is_on() && self.augment.cutout == 0 {
             copy(image, out);
             return None;
         }
         let draw = self.augment.draw(stream, sample, self.shape);
         let Shape { height, width, channels, .. } = self.shape;
         let (pad, pixel) = (self.augment.crop_pad, channels * self.depth.bytes());
+        let reflects = self.augment.crop_fill == Fill::Reflect;
         // The columns of the window that fall on the image, in the image's coordinates; the rest is padding.
         let (from, to) =
             (draw.left.saturating_sub(pad).min(width), (draw.left + width).saturating_sub(pad).min(width));
         let before = pad.saturating_sub(draw.left).min(width);
         for (y, row) in out.chunks_exact_mut(width * channels).enumerate() {
-            let source = (draw.top + y).checked_sub(pad).filter(|y| *y < height);
+            let source = match reflects {
+                true => Some(reflected(draw.top + y, pad, height)),
+                false => (draw.top + y).checked_sub(pad).filter(|y| *y < height),
+            };
             let Some(source) = source else {
                 blank(row);
                 continue;
@@ -181,9 +298,18 @@ impl Transform {
             let pixels = &image[source * width * pixel..][..width * pixel];
             let (left, rest) = row.split_at_mut(before * channels);
             let (middle, right) = rest.split_at_mut((to - from) * channels);
-            blank(left);
             copy(&pixels[from * pixel..to * pixel], middle);
-            blank(right);
+            if !reflects {
+                blank(left);
+                blank(right);
+                continue;
+            }
+            for (first, side) in [(0, left), (before + to - from, right)] {
+                for (x, out) in side.chunks_exact_mut(channels).enumerate() {
+                    let source = reflected(draw.left + first + x, pad, width);
+                    copy(&pixels[source * pixel..][..pixel], out);
+                }
+            }
         }
         if draw.flip {
             mirror(out, width, channels);
@@ -246,6 +372,13 @@ impl Transform {
                 .fill(P::default());
         }
     }
+}
+
+/// The place in an axis of `size` that place `at` of the axis padded by `pad` on each side shows, where both ends are mirrors.
+/// `pad` is below `size`.
+fn reflected(at: usize, pad: usize, size: usize) -> usize {
+    let inside = at.abs_diff(pad);
+    if inside < size { inside } else { (2 * size).saturating_sub(2 + inside) }
 }
 
 fn mirror<P>(image: &mut [P], width: usize, channels: usize) {

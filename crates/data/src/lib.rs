@@ -44,7 +44,7 @@ mod text;
 
 use serde::{Deserialize, Serialize};
 
-pub use augment::{Augment, Mix, Normalize};
+pub use augment::{Alternate, Augment, Fill, Flip, Mix, Normalize};
 pub use digest::Content;
 pub use error::{DataError, Mismatch};
 pub use files::Source;

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use taper_random::Rng;
 
-use super::augment::{Augment, Mix, Normalize, Transform, mix, partners};
+use super::augment::{Augment, Fill, Mix, Normalize, Transform, mix, partners};
 use super::{DataError, Depth, Images};
 
 /// How batches are made.
@@ -106,6 +106,13 @@ impl ImagePipeline {
             if value > longest {
                 return wrong(key, format!("expected at most the image's {longest} pixels, found {value}"));
             }
+        }
+        let (shortest, pad) = (images.height.min(images.width), config.augment.crop_pad);
+        if config.augment.crop_fill == Fill::Reflect && pad > 0 && pad >= shortest {
+            let message = format!(
+                "expected less than the image's {shortest} pixels with `crop_fill: reflect`, found {pad}"
+            );
+            return wrong("augment.crop_pad", message);
         }
         let beyond = config.indices.iter().flat_map(|i| i.iter()).find(|i| **i as usize >= images.len());
         if let Some(index) = beyond {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use taper_data::{
-    Augment, Data, DataError, DataRegistry, Depth, ImagePipeline, Images, Loaded, PipelineConfig, Search,
-    Text, inventory, photo,
+    Augment, Data, DataError, DataRegistry, Depth, Flip, ImagePipeline, Images, Loaded, PipelineConfig,
+    Search, Text, inventory, photo,
 };
 
 fn own(name: &str) -> PathBuf {
@@ -504,7 +504,10 @@ fn floats_stand_for_themselves_in_batches() {
     assert!(close(&normalize.mean, &bytes_constants.mean) && close(&normalize.std, &bytes_constants.std));
     // With the same constants, floats that are 255ths and bytes make the same batches, cropped and mirrored too.
     let (floats, bytes) = (images(loaded).0, images(as_bytes).0);
-    for augment in [Augment::default(), Augment { crop_pad: 2, flip: true, cutout: 3, mixup: 0.5 }] {
+    for augment in [
+        Augment::default(),
+        Augment { crop_pad: 2, flip: Flip::RANDOM, cutout: 3, mixup: 0.5, ..Default::default() },
+    ] {
         let config = PipelineConfig {
             batch_size: 4,
             shuffle: true,

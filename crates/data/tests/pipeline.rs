@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use taper_data::{
-    Augment, ImageBatch, ImagePipeline, Images, Lengths, Normalize, PipelineConfig, Shape, SplitSize,
-    TextStream, split,
+    Augment, Fill, Flip, ImageBatch, ImagePipeline, Images, Lengths, Normalize, PipelineConfig, Shape,
+    SplitSize, TextStream, split,
 };
 
 /// Images whose every byte tells its place: byte `b` of image `i` is `(7 i + b) mod 251`.
@@ -21,7 +21,8 @@ fn config(batch_size: usize, augment: Augment, channels: usize) -> PipelineConfi
     PipelineConfig { batch_size, shuffle: true, augment, normalize, drop_last: false, indices: None }
 }
 
-const ALL: Augment = Augment { crop_pad: 2, flip: true, cutout: 3, mixup: 0.4 };
+const ALL: Augment =
+    Augment { crop_pad: 2, crop_fill: Fill::Zero, flip: Flip::RANDOM, cutout: 3, mixup: 0.4 };
 
 fn epoch(set: &Images, config: &PipelineConfig, seed: u64, epoch: u64, start: usize) -> Vec<ImageBatch> {
     ImagePipeline::new(set.clone(), config.clone(), seed).unwrap().epoch(epoch, start).collect()
@@ -126,12 +127,58 @@ fn every_crop_and_flip_is_a_window_of_the_padded_image_and_all_occur() {
         }
     }
     let mut seen = vec![0; expected.len()];
-    let augment = Augment { crop_pad: pad, flip: true, ..Augment::default() };
+    let augment = Augment { crop_pad: pad, flip: Flip::RANDOM, ..Augment::default() };
     for batch in epoch(&set, &config(1, augment, 1), 1, 0, 0) {
         seen[expected.iter().position(|e| *e == batch.pixels).expect("a window of the padded image")] += 1;
     }
     // 400 draws of 18 equal chances: 22 expected, and below 5 or above 50 is more than four deviations away.
     assert!(seen.iter().all(|n| (5..50).contains(n)), "{seen:?}");
+}
+
+#[test]
+fn every_reflected_crop_is_a_window_of_the_image_between_two_mirrors() {
+    let (height, width, pad) = (4, 5, 2);
+    let shape = Shape { height, width, channels: 1, classes: 10 };
+    let picture: Vec<u8> = (1..=20).collect();
+    let set = Images::new(shape, picture.repeat(800), vec![0; 800], Path::new("test")).unwrap();
+    // What stands at each place of the padded image: PyTorch's `reflect`, written out.
+    let (rows, columns) = ([2, 1, 0, 1, 2, 3, 2, 1], [2, 1, 0, 1, 2, 3, 4, 3, 2]);
+    let windows = (0..=2 * pad).flat_map(|top| (0..=2 * pad).map(move |left| (top, left)));
+    let window = |(top, left): (usize, usize)| -> Vec<f32> {
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| (top + y, left + x)));
+        places.map(|(y, x)| f32::from(picture[rows[y] * width + columns[x]]) / 255.0).collect()
+    };
+    let expected: Vec<Vec<f32>> = windows.map(window).collect();
+    let mut seen = vec![0; expected.len()];
+    let augment = Augment { crop_pad: pad, crop_fill: Fill::Reflect, ..Augment::default() };
+    for batch in epoch(&set, &config(1, augment, 1), 1, 0, 0) {
+        seen[expected.iter().position(|e| *e == batch.pixels).expect("a window of the padded image")] += 1;
+    }
+    // 800 draws of 25 equal chances: 32 expected, and below 8 or above 60 is more than four deviations away.
+    assert!(seen.iter().all(|n| (8..60).contains(n)), "{seen:?}");
+}
+
+#[test]
+fn alternating_flips_begin_as_drawn_and_turn_every_image_every_epoch() {
+    let set = images(200, 2, 4, 3);
+    let shown = |flip: Flip, seed: u64, number: u64| {
+        let config =
+            PipelineConfig { shuffle: false, ..config(200, Augment { flip, ..Augment::default() }, 3) };
+        epoch(&set, &config, seed, number, 0).remove(0).pixels
+    };
+    let plain = shown(Flip::NEVER, 1, 0);
+    let turned = |pixels: &[f32]| -> Vec<bool> {
+        pixels.chunks_exact(24).zip(plain.chunks_exact(24)).map(|(a, b)| a != b).collect()
+    };
+    let first = turned(&shown(Flip::ALTERNATE, 1, 0));
+    assert_eq!(first, turned(&shown(Flip::RANDOM, 1, 0)));
+    // Half of 200, four deviations around.
+    assert!((72..=128).contains(&first.iter().filter(|turned| **turned).count()));
+    for number in 1..5 {
+        let found = turned(&shown(Flip::ALTERNATE, 1, number));
+        assert!(found.iter().zip(&first).all(|(found, first)| (found == first) == (number % 2 == 0)));
+    }
+    assert_ne!(first, turned(&shown(Flip::ALTERNATE, 2, 0)), "by the seed");
 }
 
 #[test]
@@ -209,6 +256,7 @@ fn a_configuration_that_cannot_work_is_refused() {
     refused(|c| c.normalize.std = vec![0.0], "normalize");
     refused(|c| c.augment.mixup = f64::NAN, "mixup");
     refused(|c| c.augment.crop_pad = usize::MAX, "crop_pad");
+    refused(|c| (c.augment.crop_pad, c.augment.crop_fill) = (2, Fill::Reflect), "crop_fill: reflect");
     refused(|c| c.augment.cutout = usize::MAX, "cutout");
     refused(|c| c.indices = Some([5].into()), "indices");
 }

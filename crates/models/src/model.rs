@@ -114,6 +114,14 @@ impl Model for WithOperands {
     fn set_carry(&mut self, carry: &[(String, Tensor)]) -> Result<()> {
         self.model.set_carry(carry)
     }
+
+    fn wants_images(&self) -> usize {
+        self.model.wants_images()
+    }
+
+    fn see_images(&mut self, images: &Tensor) -> Result<()> {
+        self.model.see_images(images)
+    }
 }
 
 /// A network that maps a batch to logits and a loss.

@@ -39,6 +39,15 @@ pub enum Schedule {
         /// The factor the line starts from (one unit of time before the first).
         start: f64,
     },
+    /// From `start` along a line to 1, reached at the share `peak_at` of the whole run, and along a line to `end` at its end.
+    Triangle {
+        /// The first factor.
+        start: f64,
+        /// When the factor is 1, as a share of the run.
+        peak_at: f64,
+        /// The factor after the last step or epoch.
+        end: f64,
+    },
     /// (1 - t/length)^power from 1 to `end`, then constant.
     Polynomial {
         /// How long; the whole run unless given.
@@ -103,6 +112,14 @@ impl Schedule {
             Self::Warmup { length, start } => {
                 start + (1.0 - start) * ((t + 1) as f64 / (*length).max(1) as f64).min(1.0)
             }
+            Self::Triangle { start, peak_at, end } => {
+                let at = progress(&None);
+                match at < *peak_at {
+                    true => start + (1.0 - start) * (at / peak_at),
+                    false if *peak_at < 1.0 => end + (1.0 - end) * ((1.0 - at) / (1.0 - peak_at)),
+                    false => 1.0,
+                }
+            }
             Self::Polynomial { length, power, end } => {
                 end + (1.0 - end) * (1.0 - progress(length)).powf(*power)
             }
@@ -129,6 +146,7 @@ impl Schedule {
             "milestones" => Self::Milestones { at: Vec::new(), factor: 0.1 },
             "cosine" => Self::Cosine { length: None, end: 0.0 },
             "warmup" => Self::Warmup { length: 1, start: 0.0 },
+            "triangle" => Self::Triangle { start: 0.0, peak_at: 0.5, end: 0.0 },
             "polynomial" => Self::Polynomial { length: None, power: 1.0, end: 0.0 },
             "inverse_sqrt" => Self::InverseSqrt,
             "geometric" => Self::Geometric { ratio: 1.0 },
@@ -146,11 +164,12 @@ impl Schedule {
     }
 
     /// The kinds a recipe can name.
-    pub const KINDS: [&'static str; 9] = [
+    pub const KINDS: [&'static str; 10] = [
         "constant",
         "milestones",
         "cosine",
         "warmup",
+        "triangle",
         "polynomial",
         "inverse_sqrt",
         "geometric",
@@ -159,7 +178,7 @@ impl Schedule {
     ];
 
     /// Those that cannot begin after a warm-up: they have a length of their own, begin with one, or have no time.
-    pub const WITHOUT_WARMUP: [&'static str; 3] = ["warmup", "sequence", "plateau"];
+    pub const WITHOUT_WARMUP: [&'static str; 4] = ["warmup", "triangle", "sequence", "plateau"];
 
     /// A schedule from a recipe's map; missing values take their defaults, unknown keys are errors. Beside the keys of its kind a
     /// map may have `warmup`: see [`Schedule::after_warmup`].
@@ -194,6 +213,9 @@ impl Schedule {
         let next = match self {
             Self::Warmup { .. } => {
                 return Err(("warmup", "is for other kinds: this one has a `length`".to_owned()));
+            }
+            Self::Triangle { .. } => {
+                return Err(("warmup", "is for other kinds: this one begins with a rise".to_owned()));
             }
             Self::Sequence { .. } => {
                 let message = "is for other kinds: begin the sequence with a part of kind `warmup`";
@@ -272,6 +294,16 @@ impl Schedule {
             Self::Milestones { at, factor } => ascending("at", at).and(finite("factor", *factor)),
             Self::Cosine { length, end } => some(*length).and(finite("end", *end)),
             Self::Warmup { length, start } => some(Some(*length)).and(finite("start", *start)),
+            Self::Triangle { start, peak_at, end } => {
+                let share = match (0.0..=1.0).contains(peak_at) {
+                    true => Ok(()),
+                    false => Err((
+                        "peak_at",
+                        format!("expected a share of the run between 0 and 1, found {peak_at}"),
+                    )),
+                };
+                finite("start", *start).and(share).and(finite("end", *end))
+            }
             Self::Polynomial { length, power, end } => {
                 some(*length).and(finite("power", *power)).and(finite("end", *end))
             }
@@ -417,6 +449,13 @@ mod tests {
             (json!({"kind": "cosine"}), 200, 0.0),
             (json!({"kind": "warmup", "length": 4}), 0, 0.25),
             (json!({"kind": "warmup", "length": 4}), 9, 1.0),
+            (json!({"kind": "triangle", "start": 0.2, "peak_at": 0.25, "end": 0.1}), 0, 0.2),
+            (json!({"kind": "triangle", "start": 0.2, "peak_at": 0.25, "end": 0.1}), 25, 0.6),
+            (json!({"kind": "triangle", "start": 0.2, "peak_at": 0.25, "end": 0.1}), 50, 1.0),
+            (json!({"kind": "triangle", "start": 0.2, "peak_at": 0.25, "end": 0.1}), 125, 0.55),
+            (json!({"kind": "triangle", "start": 0.2, "peak_at": 0.25, "end": 0.1}), 200, 0.1),
+            (json!({"kind": "triangle", "start": 0.5, "peak_at": 0}), 0, 1.0),
+            (json!({"kind": "triangle", "peak_at": 1, "end": 0.5}), 200, 1.0),
             (json!({"kind": "polynomial", "power": 2.0}), 100, 0.25),
             (json!({"kind": "inverse_sqrt"}), 3, 0.5),
             (json!({"kind": "geometric", "ratio": 0.5}), 3, 0.125),
@@ -471,6 +510,9 @@ mod tests {
             message(json!({"kind": "milestones", "at": [3], "warmup": 5}))
                 .contains("after the warm-up of 5, found 3")
         );
+        assert!(message(json!({"kind": "triangle", "warmup": 5})).contains("begins with a rise"));
+        assert!(message(json!({"kind": "triangle", "peak_at": 1.5})).contains("peak_at: expected a share"));
+        assert!(message(json!({"kind": "triangle", "end": -1.0})).contains("end: expected a finite number"));
         assert!(message(json!({"kind": "plateau", "warmup": 5})).contains("follows a metric"));
     }
 }

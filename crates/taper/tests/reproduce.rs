@@ -246,3 +246,100 @@ fn verdicts_come_out_of_runs() {
     assert!(shown.contains("| decgd − sgdm lr=0.05") && !shown.contains("data.val"), "{shown}");
     assert_eq!(apart.lines().filter(|line| line.contains("| finished ")).count(), 4, "{apart}");
 }
+
+/// Small recipes in the place of those for a laptop: rates are chosen, the best are trained on fresh seeds, and claims are judged.
+#[test]
+fn claims_are_tested_on_a_network_for_a_laptop() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipes = folder.path().join("recipes");
+    std::fs::create_dir_all(&recipes).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(recipes.join(name), text).unwrap();
+    let base = "data: {name: synthetic-images, train: 256, test: 128, val: 64}\nmodel: {name: mlp, hidden: [8]}\n\
+                train: {epochs: 3, select: val, on_divergence: record}\n";
+    let rates = |name: &str, rates: [&str; 2]| {
+        rates.map(|lr| format!("    - {{optimizer: {{name: {name}, lr: {lr}}}}}\n")).concat()
+    };
+    let list = rates("sgdm", ["0.05", "1e-9"])
+        + &rates("decgd", ["1e-9", "0.05"])
+        + &rates("adam", ["0.01", "1e-9"]);
+    write("all.yaml", &format!("{base}sweep:\n  list:\n{list}  seeds: [1]\n  confirm: [11, 12, 13]\n"));
+    write(
+        "c.yaml",
+        &format!(
+            "{base}optimizer: {{name: decgd, lr: 0.05}}\nsweep: {{grid: {{optimizer.c: [1.0, 1e-3]}}, seeds: [1, 2, 3]}}\n"
+        ),
+    );
+    write(
+        "default.yaml",
+        &format!("{base}optimizer: {{name: decgd, lr: 1e-9}}\nsweep: {{seeds: [11, 12, 13]}}\n"),
+    );
+    let claims =
+        "      - {id: good, says: as good, shown_by: {kind: as_good, columns: [decgd], than: [sgdm]}}
+      - {id: fast, says: as fast, shown_by: {kind: as_fast, columns: [decgd], than: [adam], epochs: 1}}
+      - {id: robust, says: robust, shown_by: {kind: robust, points: 100.0}}
+      - {id: untuned, says: untuned, shown_by: {kind: untuned, columns: [decgd]}}
+      - {id: absent, says: absent, shown_by: {kind: as_good, columns: [decgd], than: [lion]}}
+";
+    write(
+        "published.yaml",
+        &format!(
+            "tables:\n  cifar10:\n    title: T\n    metric: accuracy\n    select: test\n    tolerance: 0.3\n    rows: {{net: {{sgdm: 94.5, decgd: 95.25}}}}\n\
+             claims: []\nmargins: []\ncontrols: {{}}\nscales: {{}}\n\
+             laptop:\n  cifar10:\n    optimizers: all.yaml\n    c: c.yaml\n    default: default.yaml\n    tolerance: 99.0\n    claims:\n{claims}"
+        ),
+    );
+    let runs = folder.path().join("runs");
+    let reproduce = |extra: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_taper"))
+            .args(["reproduce", "-q", "--scale", "laptop", "--recipes", recipes.to_str().unwrap()])
+            .args(["--runs", runs.to_str().unwrap()])
+            .args(extra)
+            .env("TAPER_OFFLINE", "1")
+            .output()
+            .unwrap()
+    };
+    let printed = |extra: &[&str]| {
+        let output = reproduce(extra);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    printed(&["cifar10", "--dry-run"]);
+    assert!(!runs.exists());
+    let claims: Vec<serde_json::Value> =
+        printed(&["cifar10", "--json"]).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Six to choose among, three of each best one, two values of c and one default rate on three seeds; one of them twice.
+    assert_eq!(std::fs::read_dir(&runs).unwrap().count(), 6 + 9 + 6 + 3 - 1);
+    let verdict = |id: &str| claims.iter().find(|claim| claim["claim"] == id).unwrap()["verdict"].clone();
+    for (id, expected) in [
+        ("good", "reproduced"),
+        ("fast", "reproduced"),
+        ("robust", "reproduced"),
+        ("untuned", "reproduced"),
+        ("absent", "not_run"),
+    ] {
+        assert_eq!(verdict(id), expected, "{id}: {claims:?}");
+    }
+    // A rate of nothing is far behind: with a tolerance of a point it is refuted.
+    let text = std::fs::read_to_string(recipes.join("published.yaml")).unwrap();
+    write("published.yaml", &text.replace("tolerance: 99.0", "tolerance: 1.0"));
+    let table = printed(&["cifar10"]);
+    let row =
+        |start: &str| table.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{table}"));
+    assert!(row("| untuned").contains("differs"), "{table}");
+    let decgd = row("| decgd");
+    for part in [" 0.05 |", " 3/3 |", " 95.25 |", "not comparable"] {
+        assert!(decgd.contains(part), "{decgd}");
+    }
+    assert!(row("| adam").contains(" – |"), "{table}");
+    assert!(table.contains("not comparable with the paper's"), "{table}");
+
+    for (args, said) in [
+        (vec!["mnist"], "is for cifar10, not for mnist"),
+        (vec!["mnist", "cifar10"], "takes one target"),
+        (vec!["cifar10", "--seeds", "3"], "leave --seeds out"),
+    ] {
+        let output = reproduce(&args);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(said), "{error}");
+    }
+}

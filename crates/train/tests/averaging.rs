@@ -121,6 +121,47 @@ fn swa_is_a_mean_of_epochs_with_statistics_of_its_own() {
     assert_close(&average[name], &expected, name);
 }
 
+/// Slow weights, statistics among them, by hand from the iterates: the weights of every second checkpoint are the slow ones, and
+/// the evaluations are theirs.
+#[test]
+fn lookahead_sets_weights_and_statistics_to_the_slow_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let every = "train.checkpoint={every_epochs: null, every_steps: 1, keep: 1000}";
+    let run = train(
+        &recipe(RESNET, &["train.average={kind: lookahead, every: 2, decay: 0.75, power: 1}", every]),
+        folder.path(),
+    );
+    let mut slow = tensors(&run, 1, "average");
+    let start = tensors(&train(&recipe(RESNET, &["optimizer.lr=1e-30", every]), folder.path()), 1, "model");
+    assert_eq!(slow["conv1.weight"], start["conv1.weight"], "from the first weights on");
+    // Of the step before the slow weights moved only they are left: at rate 0 the weights would still be the slow ones.
+    for step in (2..=12).step_by(2) {
+        let (model, average) = (tensors(&run, step, "model"), tensors(&run, step, "average"));
+        assert_eq!(model, average, "step {step}");
+        assert_ne!(average["bn1.running_mean"], slow["bn1.running_mean"]);
+        let (between, before) = (tensors(&run, step - 1, "model"), tensors(&run, step - 1, "average"));
+        assert_eq!(before, slow, "step {step}: slow weights stay between two moves");
+        assert_ne!(between["conv1.weight"], before["conv1.weight"]);
+        slow = average;
+    }
+    // The end of the run is that of the slow weights' evaluation.
+    let from = run.folder.join("checkpoints/step-12/average.safetensors");
+    let again = train(
+        &recipe(RESNET, &["optimizer.lr=1e-30", &format!("train.init_from={}", from.display())]),
+        folder.path(),
+    );
+    let last = |run: &Outcome| run.records.iter().rfind(|r| r.split == Split::Test).unwrap().values["loss"];
+    assert!(last(&run).is_finite() && last(&again).is_finite());
+    for (set, said) in [
+        ("train.average={kind: lookahead, every: 0}", "train.average.every must be at least 1"),
+        ("train.average={kind: lookahead, decay: 1.5}", "between 0 and 1"),
+        ("train.average={kind: lookahead, power: -1}", "at least 0"),
+    ] {
+        let error = Recipe::parse("a.yaml", RESNET, &[set.to_owned()], &Registries::default()).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
 /// A bowl that SGD at this rate climbs out of, along its second axis: curvatures 1 and 10, and 10 · 0.21 > 2. The first
 /// axis makes the loss fall at first.
 const BOWL: &str = "
@@ -256,6 +297,9 @@ fn runs_with_an_average_resume_to_the_bit_after_every_step() {
         (MLP, "train.average={kind: ema, decay: 0.9}"),
         (RESNET, "train.average={kind: swa, start: 1}"),
         (RESNET, "train.average={kind: ema, decay: 0.9, start: 1}"),
+        (MLP, "train.average={kind: lookahead, every: 4, decay: 0.8, power: 2}"),
+        (RESNET, "train.average={kind: lookahead, every: 2}"),
+        (BOWL, "train.average={kind: lookahead, every: 3, power: 1}"),
         (BOWL, asgd),
         (LSTM, "train.average={kind: asgd, window: 1}"),
     ] {

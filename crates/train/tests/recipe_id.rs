@@ -42,6 +42,8 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         ),
         // Defaults that are spelled out.
         BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 1}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_augment: null}"),
+        BASE.replace("val: 0.1}", "val: 0.1, last_batch: keep, augment: {flip: false, crop_fill: zero}}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 1}"),
         format!("{BASE}schedule: {{kind: constant, per: epoch}}\n"),
     ];
@@ -56,6 +58,13 @@ fn equal_settings_have_equal_ids_however_they_are_written() {
         BASE.replace("clip_norm: 1}", "clip_norm: 1, budget: {steps: 60}}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_every: 2}"),
         BASE.replace("clip_norm: 1}", "clip_norm: 1, shards: 2}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, eval_augment: {kind: flip}}"),
+        BASE.replace("clip_norm: 1}", "clip_norm: 1, freeze: [{match: '*.bias', after_steps: 3}]}"),
+        BASE.replace("val: 0.1}", "val: 0.1, last_batch: drop}"),
+        BASE.replace("val: 0.1}", "val: 0.1, augment: {flip: true}}"),
+        BASE.replace("val: 0.1}", "val: 0.1, augment: {flip: alternate}}"),
+        BASE.replace("val: 0.1}", "val: 0.1, augment: {crop_pad: 1, crop_fill: reflect}}"),
+        BASE.replace("weight_decay: 0", "weight_decay: 0, lr_scale: 2"),
         format!("{BASE}seed: 2\n"),
     ];
     for text in other {

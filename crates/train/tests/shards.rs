@@ -46,6 +46,31 @@ optimizer: {name: adam, lr: 0.01, groups: [{match: '*.bias', name: sgdm, lr: 0.0
 train: {epochs: 2, shards: 12, log_every: 1, select: test, accumulate: 2, average: {kind: ema, decay: 0.5}}
 ";
 
+/// Images mirrored in turns and between mirrors, epochs without their last batch, weights pulled back to slow ones, parameters that
+/// are trained at first only, evaluations of several views.
+const SHORT: &str = "
+data:
+  name: synthetic-images
+  train: 56
+  test: 16
+  classes: 4
+  batch_size: 13
+  eval_batch_size: 5
+  last_batch: drop
+  augment: {crop_pad: 2, crop_fill: reflect, flip: alternate}
+model: {name: resnet, num_blocks: [1], widths: [8]}
+optimizer: {name: nag, lr: 0.02, groups: [{match: '*.bias', lr_scale: 8}]}
+schedule: {kind: triangle, per: step, start: 0.2, peak_at: 0.25, end: 0.1}
+train:
+  steps: 11
+  shards: 12
+  log_every: 1
+  label_smoothing: 0.2
+  average: {kind: lookahead, every: 2, decay: 0.7, power: 1}
+  freeze: [{match: 'conv1.*', after_steps: 5}]
+  eval_augment: {kind: flip_shift, when: last}
+";
+
 /// A state carried from window to window, windows of drawn lengths, every dropout, clipping.
 const LSTM: &str = "
 data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, test: 100, batch_size: 14, eval_batch_size: 2}
@@ -228,6 +253,11 @@ fn an_mlp_is_the_same_for_any_number_of_ranks() {
 #[test]
 fn a_resnet_is_the_same_for_any_number_of_ranks() {
     same_also_divided(RESNET, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn a_short_run_is_the_same_for_any_number_of_ranks() {
+    same_also_divided(SHORT, &[2, 3, 4]);
 }
 
 #[test]
@@ -464,8 +494,8 @@ fn a_problem_has_no_shards() {
 /// Stopped by one rank, gone on with by others, the run has the bytes of one that was left alone.
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
-    for text in [RESNET, LSTM] {
-        let (folder, recipe) = (tempfile::tempdir().unwrap(), parse(text, &["train.epochs=3"]));
+    for (text, set) in [(RESNET, "train.epochs=3"), (LSTM, "train.epochs=3"), (SHORT, "train.steps=12")] {
+        let (folder, recipe) = (tempfile::tempdir().unwrap(), parse(text, &[set]));
         let alone = train(&recipe, &folder.path().join("alone"), 1);
         let runs = folder.path().join("pieces");
         let mut at = 0;

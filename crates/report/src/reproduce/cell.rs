@@ -168,7 +168,7 @@ impl Plan<'_> {
     }
 
     /// A recipe of the paper as it is. The environment has no say.
-    fn paper(&self, path: &Path) -> Result<Recipe, RecipeError> {
+    pub(super) fn paper(&self, path: &Path) -> Result<Recipe, RecipeError> {
         let label = path.display().to_string();
         let text = serde_json::json!({ "extends": label }).to_string();
         Recipe::parse(&label, &text, &[], self.sections)

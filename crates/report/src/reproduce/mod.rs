@@ -5,6 +5,7 @@
 //! [`verdict`] defines when a number counts as reproduced.
 mod cell;
 mod claim;
+mod laptop;
 mod numeric;
 mod outcome;
 mod published;
@@ -12,9 +13,12 @@ pub mod verdict;
 
 pub use cell::{Cell, Plan, Reduction, Scale};
 pub use claim::{Checked, check};
+pub use laptop::{LaptopRecipes, laptop};
 pub use numeric::{Numeric, numeric};
 pub use outcome::{Outcome, controls, document, outcomes};
-pub use published::{Claim, Control, Margin, Ordered, Published, PublishedTable, Shown};
+pub use published::{
+    Claim, Control, Laptop, LaptopClaim, Margin, Ordered, Published, PublishedTable, Shown, Tested,
+};
 
 use serde::{Deserialize, Serialize};
 

@@ -352,7 +352,7 @@ fn reduction_notes(table: &mut Table, outcomes: &[&Outcome]) {
     }
 }
 
-fn claims_table(claims: &[&Checked]) -> Table {
+pub(super) fn claims_table(claims: &[&Checked]) -> Table {
     let mut table = Table::new(["claim", "verdict", "because"])
         .text(&["verdict", "because"])
         .caption("Claims of the text");

@@ -11,6 +11,12 @@ use taper_train::recipe::{Located, Metric, RecipeError, Select};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ordered<T>(pub Vec<(String, T)>);
 
+impl<T> Default for Ordered<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
 impl<T> Ordered<T> {
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&T> {
@@ -54,6 +60,72 @@ pub struct Published {
     pub controls: Ordered<Control>,
     /// The layers of each scale, by target; a value is a path or a map of paths by row.
     scales: Ordered<Ordered<Value>>,
+    /// What is trained at the scale of a laptop, by target.
+    #[serde(default)]
+    pub laptop: Ordered<Laptop>,
+}
+
+/// What two cores train in place of a table, and what it can show of the text.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a map of keys")]
+pub struct Laptop {
+    /// A sweep over optimizers whose best are confirmed on fresh seeds, from the folder of recipes.
+    pub optimizers: String,
+    /// A sweep over DecGD's c.
+    pub c: String,
+    /// DecGD at its default rate, on the fresh seeds.
+    pub default: String,
+    /// The paper's column for one of ours, where it is called otherwise.
+    #[serde(default)]
+    pub columns: Ordered<String>,
+    /// As good as another is what is at most so much behind it, in the unit of the paper's tables.
+    pub tolerance: f64,
+    /// What is claimed.
+    pub claims: Vec<LaptopClaim>,
+}
+
+/// A statement that any network can test.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a claim (a map of keys)")]
+pub struct LaptopClaim {
+    /// Its name.
+    pub id: String,
+    /// The statement.
+    pub says: String,
+    /// What would show it.
+    pub shown_by: Tested,
+}
+
+/// What would show a claim on a network of ours.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[serde(rename_all = "snake_case", rename_all_fields = "snake_case", deny_unknown_fields)]
+pub enum Tested {
+    /// Some columns are as good as some others.
+    AsGood {
+        /// These.
+        columns: Vec<String>,
+        /// As each of these.
+        than: Vec<String>,
+    },
+    /// The same after some epochs.
+    AsFast {
+        /// These.
+        columns: Vec<String>,
+        /// As each of these.
+        than: Vec<String>,
+        /// After so many.
+        epochs: u64,
+    },
+    /// Every c is near the best one.
+    Robust {
+        /// At most so far from it.
+        points: f64,
+    },
+    /// The default rate is as good as the one that was chosen.
+    Untuned {
+        /// For these.
+        columns: Vec<String>,
+    },
 }
 
 /// One table.
@@ -166,6 +238,15 @@ impl Published {
             if cells.is_none_or(|c| c.get(&margin.better).is_none() || c.get(&margin.worse).is_none()) {
                 let message = "expected cells of a table above, found none";
                 return Err(file.error_at(&format!("margins[{index}]"), message));
+            }
+        }
+        for (name, laptop) in &file.laptop.0 {
+            if Target::of(name).is_none() {
+                return Err(file.error_at(&format!("laptop.{name}"), format!("no target is called `{name}`")));
+            }
+            if !(laptop.tolerance > 0.0 && laptop.tolerance.is_finite()) {
+                let message = format!("expected a tolerance above 0, found {}", laptop.tolerance);
+                return Err(file.error_at(&format!("laptop.{name}.tolerance"), message));
             }
         }
         for (scale, targets) in &file.scales.0 {

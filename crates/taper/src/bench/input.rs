@@ -1,7 +1,9 @@
 //! The input pipeline on one core: CIFAR-10's augmentation at batch 128, images a second.
 use super::{BenchError, Case, Prepared};
 use serde_json::{Value, json};
-use taper_data::{Augment, Data, DataError, DataRegistry, ImagePipeline, Normalize, PipelineConfig, Search};
+use taper_data::{
+    Augment, Data, DataError, DataRegistry, Flip, ImagePipeline, Normalize, PipelineConfig, Search,
+};
 
 /// Images of one call: an epoch.
 const IMAGES: usize = 50_000;
@@ -25,7 +27,7 @@ pub fn cases() -> Vec<Case> {
         }),
     };
     let plain = Augment::default();
-    let usual = Augment { crop_pad: 4, flip: true, ..plain };
+    let usual = Augment { crop_pad: 4, flip: Flip::RANDOM, ..plain };
     let all = Augment { cutout: 16, mixup: 1.0, ..usual };
     [("plain", plain), ("crop-flip", usual), ("crop-flip-cutout-mixup", all)].into_iter().map(case).collect()
 }

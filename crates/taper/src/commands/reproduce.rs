@@ -22,7 +22,8 @@ pub struct Args {
     /// What to reproduce
     #[arg(required = true, value_enum, value_name = "TARGET")]
     targets: Vec<TargetArg>,
-    /// The experiments as they are, or reduced ones (listed below each table) for two cores and an hour
+    /// The experiments as they are, reduced ones (listed below each table) for two cores and an hour, or another network that two cores
+    /// train in minutes, with fair tuning and fresh seeds (cifar10)
     #[arg(long, value_enum, default_value_t = ScaleArg::Paper)]
     scale: ScaleArg,
     /// The folder of all runs
@@ -70,10 +71,11 @@ enum TargetArg {
     All,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 enum ScaleArg {
     Paper,
     Cpu,
+    Laptop,
 }
 
 /// A type of its own: clap takes a bare `Vec` for an option given several times.
@@ -128,7 +130,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
     let scale = match args.scale {
         ScaleArg::Paper => Scale::Paper,
-        ScaleArg::Cpu => Scale::Cpu,
+        ScaleArg::Cpu | ScaleArg::Laptop => Scale::Cpu,
     };
     let published = Published::load(&args.recipes)?;
     let plan = Plan {
@@ -139,6 +141,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         bare: args.bare,
         sections: registries,
     };
+    if args.scale == ScaleArg::Laptop {
+        return laptop(args, common, registries, &plan, forms);
+    }
     // All recipes are read before the first is trained: a mistake in the last shows at once.
     let (mut cells, mut controls, mut numeric) = (Vec::new(), Vec::new(), Vec::new());
     for target in targets(&args.targets) {
@@ -201,6 +206,86 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for claim in claims.iter().chain(numeric.iter().flat_map(|numeric| &numeric.checked)) {
         writeln!(out, "{}", serde_json::json!(claim))?;
     }
+    Ok(())
+}
+
+/// The claims on a network for two cores: every optimizer's rates, then the best of each and what else the claims need.
+fn laptop(
+    args: &Args,
+    common: &Common,
+    registries: &Registries,
+    plan: &Plan,
+    forms: Vec<Form>,
+) -> Result<(), Failure> {
+    if args.seeds.is_some() {
+        let message = "error: --scale laptop has the seeds of its recipes: leave --seeds out";
+        return Err(Failure::other(message.to_owned()));
+    }
+    let targets = targets(&args.targets);
+    let Some(target) = targets.first().copied().filter(|_| targets.len() == 1) else {
+        return Err(Failure::other("error: --scale laptop takes one target: cifar10".to_owned()));
+    };
+    let Some(recipes) = plan.laptop(target)? else {
+        let known: Vec<&str> = plan.published.laptop.0.iter().map(|(name, _)| name.as_str()).collect();
+        let message = format!("error: --scale laptop is for {}, not for {}", known.join(", "), target.name());
+        return Err(Failure::other(message));
+    };
+    let options = Options {
+        runs: args.runs.clone(),
+        search: common.search(),
+        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        stop: signals::stop_flag(),
+        ..Options::default()
+    };
+    let go_on = |sweep: &mut Sweep, what: &str| -> Result<(), Failure> {
+        let (left, all) = (sweep.missing().count(), sweep.runs().len());
+        if !common.quiet {
+            eprintln!("scale laptop, {what}: {left} of {all} runs to do in {}", args.runs.display());
+        }
+        if args.dry_run {
+            return Ok(());
+        }
+        let processes = Processes {
+            jobs: usize::from(args.jobs),
+            threads: common.threads.unwrap_or_else(sweep::cores),
+            program: sweep::program()?,
+            args: sweep::run_args(common),
+            devices: Vec::new(),
+        };
+        match sweep.run(registries, &Workers::Processes(processes))? {
+            Ended::All => Ok(()),
+            Ended::Interrupted => {
+                let left = sweep.missing().count();
+                let message = format!("stopped with {left} of {all} runs to do; the same command goes on");
+                Err(Failure { message, code: 130 })
+            }
+        }
+    };
+    let mut tuning = Sweep::open(std::slice::from_ref(&recipes.optimizers), registries, &options)?;
+    go_on(&mut tuning, "rates")?;
+    let chosen = tuning.confirmation(&recipes.optimizers);
+    if chosen.is_none() && !args.dry_run {
+        eprintln!("warning: runs of the sweep over rates have no result: no optimizer is compared");
+    }
+    let chosen = chosen.map(|chosen| chosen.recipes).unwrap_or_default();
+    let all: Vec<Recipe> = chosen.iter().chain([&recipes.c, &recipes.default]).cloned().collect();
+    let mut fresh = Sweep::open(&all, registries, &options)?;
+    go_on(&mut fresh, "the best rates on fresh seeds, c and the default rate")?;
+    if args.dry_run {
+        return Ok(());
+    }
+    let mut problems = Vec::new();
+    let (document, claims) =
+        reproduce::laptop(plan.published, target, &recipes, &chosen, &fresh, &mut problems);
+    problems.iter().for_each(|problem| eprintln!("warning: {problem}"));
+    for (path, form) in args.out.iter().zip(forms) {
+        report::write(&document, form, Some(path))?;
+    }
+    if !args.json {
+        return report::write(&document, Form::Markdown, None);
+    }
+    let mut out = std::io::stdout().lock();
+    claims.iter().try_for_each(|claim| writeln!(out, "{}", serde_json::json!(claim)))?;
     Ok(())
 }
 

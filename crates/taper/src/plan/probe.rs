@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use taper_data::{Data, SplitSize};
-use taper_train::recipe::{Holdout, Task};
+use taper_train::recipe::{Holdout, Task, When};
 use taper_train::run::{self, Inspection, Options, RunError, Show, Watch};
 use taper_train::{Recipe, Registries};
 
@@ -100,6 +100,9 @@ pub(super) fn probe(
     };
     let (evaluation_batches, pace) = evaluation_pace(trained, registries, options)?;
     let evaluation_seconds = samples as f64 * pace;
+    // What was measured shows each image once where only the last evaluation shows it more often.
+    let at_end = train.eval_augment.filter(|augment| augment.when == When::Last);
+    let more = at_end.map_or(0, |augment| augment.kind.count() - 1);
     let tensors: u64 = inspection.parts.iter().map(|part| part.params.len() as u64).sum();
     // A line has about 200 bytes, a probe's 400 a tensor, and TensorBoard's file as much again.
     let lines = 400 * (inspection.epochs + 2 * evaluations)
@@ -110,7 +113,8 @@ pub(super) fn probe(
         evaluation_batches,
         evaluation_samples: samples,
         evaluation_seconds,
-        run_seconds: step_seconds * inspection.steps as f64 + evaluation_seconds * evaluations as f64,
+        run_seconds: step_seconds * inspection.steps as f64
+            + evaluation_seconds * (evaluations + more) as f64,
         checkpoint_bytes,
         run_bytes: checkpoint_bytes * checkpoints + lines,
         peak_mb: run::peak_megabytes(),

@@ -1,7 +1,7 @@
 //! Data that is always here in place of data that is not: a step costs the same on any content of the same shape.
 use super::probe::{held_out, kept};
 use serde_json::{Value, json};
-use taper_train::recipe::Task;
+use taper_train::recipe::{LastBatch, Task};
 use taper_train::run::{Inspection, RunError};
 use taper_train::{Recipe, Registries};
 
@@ -53,7 +53,11 @@ impl StandIn {
         match (self.images, &recipe.data) {
             (Some((train, test)), Some(data)) => {
                 let (train, _) = kept(recipe, train, test);
-                let batches = train.saturating_sub(held_out(data, train)).div_ceil(data.batch_size);
+                let images = train.saturating_sub(held_out(data, train));
+                let batches = match data.last_batch {
+                    LastBatch::Keep => images.div_ceil(data.batch_size),
+                    LastBatch::Drop => images / data.batch_size,
+                };
                 inspection.with_batches(recipe, batches as u64)
             }
             _ => inspection,

@@ -1,4 +1,4 @@
-//! Three networks small enough to be trained hundreds of times.
+//! Four networks small enough to be trained hundreds of times.
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -46,6 +46,35 @@ train:
   log_every: 1
   select: test
   accumulate: 2
+  checkpoint: {every_epochs: null, every_steps: 3, keep: 2}
+",
+};
+
+/// Classes in a few epochs: images mirrored in turns and between mirrors, epochs without their last batch, weights pulled back to
+/// slow ones, parameters that are trained at first only, evaluations of several views.
+pub const SHORT: Net = Net {
+    name: "short",
+    recipe: "
+data:
+  name: synthetic-images
+  train: 70
+  test: 16
+  classes: 4
+  batch_size: 8
+  eval_batch_size: 5
+  last_batch: drop
+  augment: {crop_pad: 2, crop_fill: reflect, flip: alternate}
+model: {name: resnet, num_blocks: [1], widths: [8]}
+optimizer: {name: nag, lr: 0.02, groups: [{match: '*.bias', lr_scale: 8}]}
+schedule: {kind: triangle, per: step, start: 0.2, peak_at: 0.25, end: 0.1}
+train:
+  epochs: 4
+  log_every: 1
+  eval_every: 2
+  label_smoothing: 0.2
+  average: {kind: lookahead, every: 5, decay: 0.7, power: 3}
+  freeze: [{match: 'conv1.*', after_steps: 12}]
+  eval_augment: {kind: flip_shift, when: last}
   checkpoint: {every_epochs: null, every_steps: 3, keep: 2}
 ",
 };

@@ -1,5 +1,5 @@
 //! Killed at any moment, a run ends as if it had not been.
-use crate::common::{Draw, LSTM, MLP, Net, RESNET, assert_equal, files, message, scratch};
+use crate::common::{Draw, LSTM, MLP, Net, RESNET, SHORT, assert_equal, files, message, scratch};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
@@ -124,6 +124,11 @@ fn mlp_survives_18_kills() {
 #[test]
 fn resnet_survives_16_kills() {
     survives(&RESNET, 8, 16, 2);
+}
+
+#[test]
+fn a_short_run_survives_12_kills() {
+    survives(&SHORT, 12, 12, 4);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use crate::common::{LSTM, MLP, Net, RESNET, assert_equal, files, scratch};
+use crate::common::{LSTM, MLP, Net, RESNET, SHORT, assert_equal, files, scratch};
 
 fn does_not_depend_on_threads(net: &Net) {
     let folder = scratch();
@@ -25,6 +25,11 @@ fn mlp_does_not_depend_on_threads() {
 #[test]
 fn resnet_does_not_depend_on_threads() {
     does_not_depend_on_threads(&RESNET);
+}
+
+#[test]
+fn a_short_run_does_not_depend_on_threads() {
+    does_not_depend_on_threads(&SHORT);
 }
 
 #[test]

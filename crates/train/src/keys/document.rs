@@ -334,8 +334,8 @@ fn any_of(named: &[Named]) -> Map<String, Value> {
 fn groups(fixed: &Map<String, Value>, named: &[Named]) -> Value {
     let mut groups = fixed.get("groups").cloned().unwrap_or_else(|| json!({ "type": "array" }));
     let own = keys_of(groups["items"].take());
-    let pattern = own.get("match").cloned().unwrap_or_default();
-    let fixed = Map::from_iter([("match".to_owned(), pattern)]);
+    let of_group = |key: &str| (key.to_owned(), own.get(key).cloned().unwrap_or_default());
+    let fixed = Map::from_iter(["match", "lr_scale"].map(of_group));
     let mut item = tagged("optimizer", "name", &fixed, named, &mut Map::new(), false);
     item["required"] = json!(["match"]);
     groups["items"] = item;

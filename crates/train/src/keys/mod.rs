@@ -203,7 +203,10 @@ impl Key {
 
     /// What it takes: its kind with its range or its words.
     pub fn takes(&self) -> String {
-        let words: Vec<&str> = self.choices.iter().map(|(word, _)| word.as_str()).collect();
+        let mut words: Vec<&str> = self.choices.iter().map(|(word, _)| word.as_str()).collect();
+        if !words.is_empty() && self.kind.starts_with("true or false") {
+            words.splice(0..0, ["true", "false"]);
+        }
         match (self.range.is_empty(), words.is_empty()) {
             (false, _) => format!("{}, {}", self.kind, self.range),
             (true, false) if words.len() <= 12 => words.join(" | "),

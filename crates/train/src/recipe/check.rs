@@ -7,7 +7,10 @@ use super::error::{ErrorKind, RecipeError};
 use super::layers::Layers;
 use super::path::Path;
 use super::range::{self, Range};
-use super::schema::{self, Augment, Cluster, Data, Device, Group, Map, Optimizer, Precision, Select, Spec};
+use super::schema::{
+    self, Augment, Cluster, Data, Device, Freeze, Group, LastBatch, Map, Optimizer, Precision, Select, Spec,
+    When,
+};
 use taper_data::Kind;
 
 /// The registries behind a recipe's open sections.
@@ -163,6 +166,22 @@ fn groups(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -> Result<
         ranges(group, &path, layers)?;
         let own = open_keys(group, &Group::KEYS);
         let other = group.get("name").and_then(Value::as_str);
+        if group.get("lr_scale").is_some_and(|scale| !scale.is_null()) {
+            let clash = match (other, own.contains_key("lr"), base.contains_key("lr")) {
+                (Some(_), ..) => {
+                    "is a multiple of the rate of the recipe's own optimizer: give `lr` with `name`"
+                }
+                (_, true, _) => "and `lr` both say the rate of the group: give one of them",
+                (_, _, false) => "is a multiple of `optimizer.lr`, and there is none",
+                _ => "",
+            };
+            if !clash.is_empty() {
+                let path = path.key("lr_scale");
+                return Err(
+                    RecipeError::new(ErrorKind::Value, format!("{path} {clash}")).at_opt(layers.place(&path))
+                );
+            }
+        }
         let start = if other.is_some() { Map::new() } else { base.clone() };
         let all = start.into_iter().chain(own.clone()).collect();
         let full = sections
@@ -371,6 +390,9 @@ impl Checks<'_> {
 
     fn data(&self, data: &Data) -> Result<(), RecipeError> {
         let augment = &data.augment;
+        if !augment.crop_fill.is_zero() && augment.crop_pad == 0 {
+            return Err(self.unused("data.augment.crop_fill", "without `crop_pad` there is nothing to fill"));
+        }
         let Some(normalize) = &augment.normalize else { return Ok(()) };
         self.demand(
             !normalize.mean.is_empty(),
@@ -401,14 +423,21 @@ impl Checks<'_> {
 
     /// What is for images only, and what text needs.
     fn text(&self, spec: &Spec, data: &Data) -> Result<(), RecipeError> {
-        let Augment { crop_pad, flip, cutout, mixup, normalize } = &data.augment;
+        let Augment { crop_pad, crop_fill, flip, cutout, mixup, normalize } = &data.augment;
         let images_only = [
             ("crop_pad", *crop_pad > 0),
-            ("flip", *flip),
+            ("crop_fill", !crop_fill.is_zero()),
+            ("flip", flip.is_on()),
             ("cutout", *cutout > 0),
             ("mixup", *mixup > 0.0),
             ("normalize", normalize.is_some()),
         ];
+        if data.last_batch == LastBatch::Drop {
+            return Err(self.unused("data.last_batch", "windows of text are cut by `train.bptt`"));
+        }
+        if spec.train.eval_augment.is_some() {
+            return Err(self.unused("train.eval_augment", "it is for images"));
+        }
         if let Some((key, _)) = images_only.iter().find(|(_, set)| *set) {
             return Err(self.unused(&format!("data.augment.{key}"), "text is not augmented"));
         }
@@ -481,12 +510,32 @@ impl Checks<'_> {
             let message = "early_stop watches a set: give `train.select: val` (or test)".to_owned();
             return Err(self.fail(&Path::parse("train.early_stop"), message));
         }
-        for (index, pattern) in train.freeze.iter().enumerate() {
-            self.pattern(&Path::parse("train.freeze").index(index), pattern)?;
+        for (index, freeze) in train.freeze.iter().enumerate() {
+            let path = Path::parse("train.freeze").index(index);
+            let path = if let Freeze::Later(_) = freeze { path.key("match") } else { path };
+            self.pattern(&path, freeze.pattern())?;
         }
+        self.eval_augment(spec)?;
         if train.bptt.is_none() && train.scale_lr_by_length {
             let message = "scale_lr_by_length needs `train.bptt`".to_owned();
             return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));
+        }
+        Ok(())
+    }
+
+    /// What evaluations show.
+    fn eval_augment(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let train = &spec.train;
+        let Some(augment) = train.eval_augment else { return Ok(()) };
+        if spec.problem.is_some() {
+            return Err(self.unused("train.eval_augment", "a problem has no images"));
+        }
+        if augment.when == When::Last && train.select != Select::Last {
+            let message = "train.eval_augment.when: evaluations choose the best epoch, and the last one would not be like the others"
+                .to_owned();
+            return Err(self
+                .fail(&Path::parse("train.eval_augment.when"), message)
+                .help("give `when: always`, or `train.select: last`"));
         }
         Ok(())
     }

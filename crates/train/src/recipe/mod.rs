@@ -61,9 +61,9 @@ pub use inside::{inside, named_inside};
 pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
-    Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, EarlyStop, Group, Holdout,
-    LossForScale, Map, Metric, Model, NoDecay, Normalize, OnDivergence, Optimizer, Precision, Problem,
-    Schedule, Select, Spec, Task, Train,
+    Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, EarlyStop, EvalAugment, Freeze,
+    FreezeLater, Group, Holdout, LastBatch, LossForScale, Map, Metric, Model, NoDecay, Normalize,
+    OnDivergence, Optimizer, Precision, Problem, Schedule, Select, Spec, Task, Train, Views, When,
 };
 
 pub(crate) use layers::built_in;

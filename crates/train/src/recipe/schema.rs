@@ -12,7 +12,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use taper_data::Subset;
+use taper_data::{Fill, Flip, Subset};
 
 /// Hyperparameters by name, in the order of the file or of the registry.
 pub type Map = serde_json::Map<String, serde_json::Value>;
@@ -148,12 +148,15 @@ impl fmt::Display for Device {
 pub struct Data {
     /// Registry name.
     pub name: String,
-    /// Examples (or parallel streams of text) a training step; the last, smaller batch of an epoch is kept.
+    /// Examples (or parallel streams of text) a training step.
     #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// The same for evaluation.
     #[schemars(range(min = 1))]
     pub eval_batch_size: usize,
+    /// What becomes of the last batch of an epoch of images where it is smaller than the others.
+    #[serde(default, skip_serializing_if = "LastBatch::is_keep")]
+    pub last_batch: LastBatch,
     /// What is carved out of the training set for validation.
     pub val: Option<Holdout>,
     /// Keeps only the first samples; every result then says so.
@@ -169,8 +172,26 @@ pub struct Data {
 }
 
 impl Data {
-    pub(super) const KEYS: [&str; 7] =
-        ["name", "batch_size", "eval_batch_size", "val", "subset", "augment", "verify"];
+    pub(super) const KEYS: [&str; 8] =
+        ["name", "batch_size", "eval_batch_size", "last_batch", "val", "subset", "augment", "verify"];
+}
+
+/// What becomes of a last batch that is not full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LastBatch {
+    /// A step is taken with it.
+    #[default]
+    Keep,
+    /// The epoch ends before it; other samples are in it in the next one.
+    Drop,
+}
+
+impl LastBatch {
+    /// What is not said leaves a recipe's text and id as they were before it could be.
+    fn is_keep(&self) -> bool {
+        *self == Self::Keep
+    }
 }
 
 /// A part of the training set: a fraction below 1, or a number of examples.
@@ -225,10 +246,14 @@ impl<'de> Deserialize<'de> for Holdout {
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
 pub struct Augment {
-    /// Zero padding on each side before a random crop to the old size; 0 for none.
+    /// Padding on each side before a random crop to the old size; 0 for none.
     pub crop_pad: usize,
-    /// Mirrors half of the images.
-    pub flip: bool,
+    /// What the padding is.
+    #[serde(default, skip_serializing_if = "Fill::is_zero")]
+    pub crop_fill: Fill,
+    /// Mirrors half of the images, drawn anew every epoch; with `alternate`, drawn in the first epoch and the other half in every
+    /// next one, so that two epochs show each image both ways.
+    pub flip: Flip,
     /// Side of a square that is blanked; 0 for none.
     pub cutout: usize,
     /// Parameter of the beta distribution that mixes pairs of images; 0 for none.
@@ -311,13 +336,17 @@ pub struct Group {
     /// Another optimizer for these parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The rate as a multiple of the optimizer's `lr`, whatever that is: a sweep over `lr` keeps the ratio.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub lr_scale: Option<f64>,
     /// What differs from the optimizer's settings; with `name`, all settings of that optimizer.
     #[serde(flatten)]
     pub hyper: Map,
 }
 
 impl Group {
-    pub(super) const KEYS: [&str; 2] = ["match", "name"];
+    pub(super) const KEYS: [&str; 3] = ["match", "name", "lr_scale"];
 }
 
 /// A kind of parameter that weight decay leaves alone.
@@ -334,7 +363,7 @@ pub enum NoDecay {
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Schedule {
-    /// `constant`, `milestones`, `cosine`, `warmup`, `polynomial`, `inverse_sqrt`, `geometric`, `plateau` or `sequence`.
+    /// `constant`, `milestones`, `cosine`, `warmup`, `triangle`, `polynomial`, `inverse_sqrt`, `geometric`, `plateau` or `sequence`.
     pub kind: String,
     /// The schedule's own keys, what its time counts (`per`), and how momentum moves (`momentum`).
     #[serde(flatten)]
@@ -358,6 +387,9 @@ pub struct Train {
     #[serde(default)]
     #[schemars(range(min = 1))]
     pub eval_every: Option<u64>,
+    /// Shows each image of an evaluation several times, changed a little, and takes the mean of the logits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_augment: Option<EvalAugment>,
     /// Writes a training line to the metrics every so many steps; 0: one an epoch.
     pub log_every: u64,
     /// Largest global norm of the gradient.
@@ -397,8 +429,8 @@ pub struct Train {
     pub early_stop: Option<EarlyStop>,
     /// Averages the weights.
     pub average: Average,
-    /// Patterns of parameters that are not trained.
-    pub freeze: Vec<String>,
+    /// Patterns of parameters that are not trained, or no longer after some steps.
+    pub freeze: Vec<Freeze>,
     /// A safetensors file of starting weights.
     #[serde(default)]
     pub init_from: Option<String>,
@@ -446,6 +478,112 @@ impl Precision {
     fn is_f32(&self) -> bool {
         *self == Self::F32
     }
+}
+
+/// Parameters that are not trained: a pattern, or one with the step that they are trained up to.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+#[schemars(untagged)]
+pub enum Freeze {
+    /// Those that match are never trained.
+    Always(String),
+    /// Those that match are trained at first.
+    Later(FreezeLater),
+}
+
+/// Parameters that are no longer trained after some steps. What their optimizer knows of them stays as it is then.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a map with `match` and `after_steps`")]
+pub struct FreezeLater {
+    /// A glob on parameter names (`*.bias`), or a regular expression between slashes.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// The steps that they are trained in.
+    #[schemars(range(min = 1))]
+    pub after_steps: u64,
+}
+
+impl Freeze {
+    /// Which parameters.
+    pub fn pattern(&self) -> &str {
+        match self {
+            Self::Always(pattern) => pattern,
+            Self::Later(later) => &later.pattern,
+        }
+    }
+}
+
+impl Serialize for Freeze {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Always(pattern) => serializer.serialize_str(pattern),
+            Self::Later(later) => later.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Freeze {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FreezeVisitor;
+        impl<'de> Visitor<'de> for FreezeVisitor {
+            type Value = Freeze;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a pattern, or a map with `match` and `after_steps`")
+            }
+
+            fn visit_str<E: de::Error>(self, pattern: &str) -> Result<Freeze, E> {
+                Ok(Freeze::Always(pattern.to_owned()))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Freeze, A::Error> {
+                FreezeLater::deserialize(de::value::MapAccessDeserializer::new(map)).map(Freeze::Later)
+            }
+        }
+        deserializer.deserialize_any(FreezeVisitor)
+    }
+}
+
+/// Several views of an image at evaluation, whose logits are averaged. Training is as without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct EvalAugment {
+    /// Which views.
+    pub kind: Views,
+    /// In which evaluations.
+    #[serde(default)]
+    pub when: When,
+}
+
+/// Views of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Views {
+    /// The image and its mirror image: an evaluation takes twice as long.
+    Flip,
+    /// Both, with half of the weight, and both moved by a pixel along the diagonal, one way and the other, with the edges
+    /// mirrored: six times as long.
+    FlipShift,
+}
+
+impl Views {
+    /// How many they are.
+    pub fn count(self) -> u64 {
+        match self {
+            Self::Flip => 2,
+            Self::FlipShift => 6,
+        }
+    }
+}
+
+/// In which evaluations of a run something is done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum When {
+    /// In all of them.
+    #[default]
+    Always,
+    /// In the one after the last step.
+    Last,
 }
 
 /// What chooses the best epoch.
@@ -511,6 +649,22 @@ pub enum Average {
         #[schemars(range(min = 1))]
         every: u64,
     },
+    /// Slow weights that the weights are pulled back to: every so many steps they move towards the weights, which are then set to
+    /// them. Evaluations use the slow ones. Running statistics are treated as weights are; optimizers notice nothing.
+    Lookahead {
+        /// Steps between two moves.
+        #[serde(default = "Average::lookahead_every")]
+        #[schemars(range(min = 1))]
+        every: u64,
+        /// Share of the slow weights that stays at the last step: after t of T steps it is `decay`·(t/T)^`power`.
+        #[serde(default = "Average::lookahead_decay")]
+        #[schemars(range(min = 0, max = 1))]
+        decay: f64,
+        /// How the share grows; 0: it is the same at all steps.
+        #[serde(default)]
+        #[schemars(range(min = 0))]
+        power: f64,
+    },
     /// Switches from SGD to averaged SGD, at the base rate, once the loss of the set that chooses stops falling.
     Asgd {
         /// The switch comes when the loss exceeds the least of all values but this many last ones.
@@ -543,6 +697,15 @@ impl Average {
         1
     }
 
+    fn lookahead_every() -> u64 {
+        5
+    }
+
+    /// As in Zhang et al. 2019.
+    fn lookahead_decay() -> f64 {
+        0.5
+    }
+
     fn asgd_window() -> u64 {
         5
     }
@@ -570,6 +733,12 @@ impl Serialize for Average {
                 map.serialize_entry("kind", "swa")?;
                 map.serialize_entry("start", start)?;
                 map.serialize_entry("every", every)?;
+            }
+            Self::Lookahead { every, decay, power } => {
+                map.serialize_entry("kind", "lookahead")?;
+                map.serialize_entry("every", every)?;
+                map.serialize_entry("decay", decay)?;
+                map.serialize_entry("power", power)?;
             }
             Self::Asgd { window, lambd, alpha, t0, swap } => {
                 map.serialize_entry("kind", "asgd")?;

@@ -5,7 +5,7 @@ use taper_optim::{Per, Schedule};
 
 use super::error::{ErrorKind, RecipeError};
 use super::path::Path;
-use super::schema::{Average, Precision, Spec};
+use super::schema::{Average, Freeze, Precision, Spec};
 use super::{Recipe, RecipeWarning};
 use crate::Schedules;
 
@@ -74,6 +74,23 @@ impl Recipe {
             let message = "this CPU has no instruction for products of bf16: they are made of f32's, with the same result, and \
                            take longer than those of `precision: f32`";
             found.push(("train.precision".to_owned(), message.to_owned()));
+        }
+        if let Some(steps) = steps {
+            for (i, freeze) in train.freeze.iter().enumerate() {
+                if let Freeze::Later(later) = freeze
+                    && later.after_steps >= steps
+                {
+                    let message =
+                        format!("the run of {steps} steps is over before `{}` is frozen", later.pattern);
+                    found.push((format!("train.freeze[{i}].after_steps"), message));
+                }
+            }
+            if let Average::Lookahead { every, .. } = train.average
+                && every > steps
+            {
+                let message = format!("the slow weights would move every {every} steps, of a run of {steps}");
+                found.push(("train.average.every".to_owned(), message));
+            }
         }
         let warning = |(path, message): (String, String)| {
             let place = self.layers.place(&Path::parse(&path));

@@ -1,13 +1,16 @@
-//! Averages of the weights: EMA, SWA and averaged SGD.
+//! Averages of the weights: EMA, SWA, Lookahead's slow weights and averaged SGD.
 //!
-//! An average is a second set of weights that training never looks at. It starts as a copy of the weights at its first
-//! sample and moves by a + w (x - a) at each of the others:
+//! An average is a second set of weights that training, but for Lookahead, never looks at. It starts as a copy of the weights at
+//! its first sample and moves by a + w (x - a) at each of the others:
 //!
 //! | kind | a sample is | w |
 //! | --- | --- | --- |
 //! | `ema` | every step from epoch `start` on | 1 - `decay` |
 //! | `swa` | the end of every `every`-th epoch from `start` on | 1 / number of samples |
+//! | `lookahead` | the start, and every `every`-th step t of T | 1 - `decay`·(t/T)^`power` |
 //! | `asgd` | every step after the switch | 1 / max(1, t - 1 - `t0`) at the t-th of them |
+//!
+//! Lookahead then sets the weights to the average. Between two samples they are not the same, so both are in a checkpoint.
 //!
 //! Running statistics belong to the weights they were gathered with. An EMA averages them like the weights: both are
 //! exponential averages over the last steps, and so they stay close to each other at no cost. The members of an SWA can
@@ -53,7 +56,7 @@ struct Asgd {
 pub(crate) struct Averaging {
     kind: Average,
     pub state: State,
-    /// Every parameter and buffer with its average; empty before the first sample.
+    /// Every parameter and buffer with its average; empty before there is one.
     pairs: Vec<(String, Var, Tensor)>,
     params: Params,
 }
@@ -105,9 +108,22 @@ impl Averaging {
         asgd.factor.replace(next).unwrap_or(factor)
     }
 
-    /// After a step of epoch `epoch`, counted from 0.
-    pub fn after_step(&mut self, epoch: u64) -> Result<(), RunError> {
+    /// Before the first step: slow weights start where the weights do.
+    pub fn begin(&mut self) -> Result<(), RunError> {
         match self.kind {
+            Average::Lookahead { .. } => self.copy(),
+            _ => Ok(()),
+        }
+    }
+
+    /// After `t` steps of `total`, the last of which was of epoch `epoch`, counted from 0.
+    pub fn after_step(&mut self, epoch: u64, t: u64, total: u64) -> Result<(), RunError> {
+        match self.kind {
+            Average::Lookahead { every, decay, power } if t.is_multiple_of(every.max(1)) => {
+                let stays = decay * (t as f64 / total.max(1) as f64).powf(power);
+                self.sample(|_| 1.0 - stays)?;
+                self.pairs.iter().try_for_each(|(_, var, slow)| Ok(var.set(slow)?))
+            }
             Average::Ema { decay, start } if epoch >= start => self.sample(|_| 1.0 - decay),
             // One step late as well: PyTorch computes the weight of a sample at the step before it.
             Average::Asgd { t0, .. } if self.state.asgd.is_some() => {
@@ -151,9 +167,7 @@ impl Averaging {
         self.state.samples += 1;
         let weight = weight(self.state.samples);
         if self.pairs.is_empty() {
-            let copy = |(name, var): (String, Var)| Ok((name, var.clone(), var.as_tensor().copy()?));
-            self.pairs = self.params.vars().into_iter().map(copy).collect::<Result<_, RunError>>()?;
-            return Ok(());
+            return self.copy();
         }
         for (_, var, average) in &mut self.pairs {
             if !var.dtype().is_float() || weight == 1.0 {
@@ -169,7 +183,14 @@ impl Averaging {
         Ok(())
     }
 
-    /// The average by name, for a checkpoint; `None` before the first sample.
+    /// The average becomes a copy of the weights.
+    fn copy(&mut self) -> Result<(), RunError> {
+        let copy = |(name, var): (String, Var)| Ok((name, var.clone(), var.as_tensor().copy()?));
+        self.pairs = self.params.vars().into_iter().map(copy).collect::<Result<_, RunError>>()?;
+        Ok(())
+    }
+
+    /// The average by name, for a checkpoint; `None` before there is one.
     pub fn tensors(&self) -> Option<BTreeMap<String, Tensor>> {
         (!self.pairs.is_empty())
             .then(|| self.pairs.iter().map(|(name, _, t)| (name.clone(), t.clone())).collect())
@@ -181,7 +202,8 @@ impl Averaging {
         let fits = |(name, var): &(String, Var)| {
             tensors.get(name).is_some_and(|t| t.shape() == var.shape() && t.dtype() == var.dtype())
         };
-        let expected = if state.samples > 0 { vars.len() } else { 0 };
+        let begun = state.samples > 0 || matches!(self.kind, Average::Lookahead { .. });
+        let expected = if begun { vars.len() } else { 0 };
         if tensors.len() != expected || (expected > 0 && !vars.iter().all(fits)) {
             return Err(
                 candle_core::Error::msg("the average in the checkpoint is not of these weights").into()
@@ -276,7 +298,7 @@ mod tests {
         let (mut averaging, points) = walk(Average::Ema { decay: 0.75, start: 1 });
         for (t, point) in points.iter().enumerate() {
             set(&averaging, point)?;
-            averaging.after_step(t as u64 / 4).unwrap(); // epochs of four steps
+            averaging.after_step(t as u64 / 4, t as u64 + 1, 12).unwrap(); // epochs of four steps
             assert!(!averaging.after_epoch(t as u64 / 4).unwrap());
         }
         // From the closed form: d^(n-1) x_1 + (1 - d) Σ d^(n-k) x_k over the last eight steps.
@@ -296,13 +318,38 @@ mod tests {
         let (mut averaging, points) = walk(Average::Swa { start: 3, every: 2 });
         for (epoch, point) in points.iter().enumerate() {
             set(&averaging, point)?;
-            averaging.after_step(epoch as u64).unwrap();
+            averaging.after_step(epoch as u64, epoch as u64 + 1, 12).unwrap();
             averaging.after_epoch(epoch as u64).unwrap();
             assert_eq!(averaging.in_use(), epoch >= 3);
         }
         let of = [3, 5, 7, 9, 11];
         let mean = |i| of.iter().map(|e| f64::from(points[*e][i])).sum::<f64>() / 5.0;
         assert_close(&average(&averaging), &[mean(0), mean(1), mean(2), mean(3)]);
+        Ok(())
+    }
+
+    /// The published loop: the share that stays grows with the third power of time, and the weights are set to the slow ones.
+    #[test]
+    fn lookahead_pulls_the_weights_to_where_the_slow_ones_went() -> Result<()> {
+        let (decay, power) = (0.75, 3.0);
+        let (mut averaging, points) = walk(Average::Lookahead { every: 5, decay, power });
+        set(&averaging, &[1.0, 2.0, 3.0, 4.0])?;
+        averaging.begin().unwrap();
+        let mut slow = vec![1.0f64, 2.0, 3.0, 4.0];
+        for (done, point) in points.iter().enumerate().map(|(t, point)| (t as u64 + 1, point)) {
+            set(&averaging, point)?;
+            averaging.after_step(0, done, 12).unwrap();
+            assert_eq!(averaging.in_use(), done >= 5);
+            let weights = averaging.params.vars()[0].1.to_vec1::<f32>()?;
+            if done % 5 == 0 {
+                let stays = decay * (done as f64 / 12.0).powf(power);
+                slow.iter_mut().zip(point).for_each(|(s, x)| *s = stays * *s + (1.0 - stays) * f64::from(*x));
+                assert_eq!(weights, average(&averaging), "set to the slow ones");
+            } else {
+                assert_eq!(&weights, point, "left alone");
+            }
+            assert_close(&average(&averaging), &slow);
+        }
         Ok(())
     }
 
@@ -316,7 +363,7 @@ mod tests {
             let (mut mu, mut ax) = (1.0, vec![0.0f64; 4]);
             for (t, point) in points.iter().enumerate() {
                 set(&averaging, point)?;
-                averaging.after_step(0).unwrap();
+                averaging.after_step(0, 1, 12).unwrap();
                 ax.iter_mut().zip(point).for_each(|(a, x)| *a += mu * (f64::from(*x) - *a));
                 mu = 1.0 / (t as f64 + 1.0 - t0 as f64).max(1.0);
                 assert_close(&average(&averaging), &ax);
@@ -335,7 +382,7 @@ mod tests {
         let mut eta: Option<f64> = None;
         for (t, factor) in asked.into_iter().enumerate() {
             let used = averaging.factor(factor, 30.0);
-            averaging.after_step(0).unwrap();
+            averaging.after_step(0, 1, 12).unwrap();
             assert_eq!(used, eta.unwrap_or(factor), "step {t}");
             eta = Some(factor / (1.0 + 0.01 * 30.0 * factor * (t as f64 + 1.0)).powf(0.5));
         }
@@ -372,7 +419,7 @@ mod tests {
         let (mut averaging, points) = walk(Average::Ema { decay: 0.9, start: 0 });
         for point in &points {
             set(&averaging, point)?;
-            averaging.after_step(0).unwrap();
+            averaging.after_step(0, 1, 12).unwrap();
         }
         let before = average(&averaging);
         averaging.exchange().unwrap();

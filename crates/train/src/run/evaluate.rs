@@ -18,6 +18,7 @@ impl Run<'_> {
     pub fn evaluate(&mut self) -> Result<bool, RunError> {
         let _span = op_span!(EVALUATION, "forward", 0);
         self.settle()?;
+        self.task.set_last(self.state.step >= self.steps);
         let mut best = false;
         for split in [Split::Val, Split::Test] {
             if !self.task.has(split) {

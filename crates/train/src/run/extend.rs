@@ -7,7 +7,7 @@ use super::inputs::Inputs;
 use super::manifest::{Manifest, Stretch};
 use super::summary::{Status, Summary};
 use super::{Options, RunError, checkpoint, folder};
-use crate::recipe::{Map, Train};
+use crate::recipe::{Average, Map, Train, When};
 use crate::{Recipe, Registries};
 use std::path::{Path, PathBuf};
 use taper_optim::Schedule;
@@ -47,6 +47,12 @@ pub(super) fn extend(
     };
     if let Some(kind) = looks_ahead(recipe) {
         return refuse(format!("the {kind} schedule is stretched over the length of the run"));
+    }
+    if matches!(recipe.train.average, Average::Lookahead { power, .. } if power != 0.0) {
+        return refuse("the share of the slow weights grows over the length of the run".into());
+    }
+    if recipe.train.eval_augment.is_some_and(|augment| augment.when == When::Last) {
+        return refuse("its last evaluation is like no other (`train.eval_augment`)".into());
     }
     let logged = |train: &Train| (train.log_every, train.probe);
     if logged(&shorter.recipe.train) != logged(&recipe.train) {
@@ -142,6 +148,7 @@ fn looks_ahead(recipe: &Recipe) -> Option<&'static str> {
         match schedule {
             Schedule::Cosine { length: None, .. } => Some("cosine"),
             Schedule::Polynomial { length: None, .. } => Some("polynomial"),
+            Schedule::Triangle { .. } => Some("triangle"),
             Schedule::Sequence { parts } => parts.last().and_then(|part| ahead(&part.schedule)),
             _ => None,
         }

@@ -117,7 +117,7 @@ mod pinned {
 mod tests {
     use super::*;
     use serde_json::json;
-    use taper_data::{Augment, Data, DataRegistry, Normalize, PipelineConfig, Search};
+    use taper_data::{Augment, Data, DataRegistry, Fill, Flip, Normalize, PipelineConfig, Search};
 
     #[test]
     fn bytes_become_the_numbers_that_the_cpu_makes() {
@@ -129,10 +129,11 @@ mod tests {
         let plain = Augment::default();
         for augment in [
             plain,
-            Augment { crop_pad: 4, flip: true, ..plain },
+            Augment { crop_pad: 4, flip: Flip::RANDOM, ..plain },
+            Augment { crop_pad: 3, crop_fill: Fill::Reflect, flip: Flip::ALTERNATE, ..plain },
             Augment { cutout: 7, ..plain },
             Augment { mixup: 0.8, ..plain },
-            Augment { crop_pad: 2, flip: true, cutout: 5, mixup: 1.0 },
+            Augment { crop_pad: 2, flip: Flip::RANDOM, cutout: 5, mixup: 1.0, ..plain },
         ] {
             let means = (0..channels).map(|c| 0.4 + 0.03 * c as f32).collect();
             let deviations = (0..channels).map(|c| 0.2 + 0.01 * c as f32).collect();

@@ -340,7 +340,8 @@ impl Run<'_> {
             debug!("{}: epoch {} from batch {batch} on, lr {:e}", self.recipe.name, epoch + 1, self.lr());
             self.task.go_to(epoch, batch)?;
             let mut best = false;
-            while let Some(gradient) = self.gather()? {
+            while let Some(mut gradient) = self.gather()? {
+                self.optimizers.hold(&mut gradient.grads, self.state.step);
                 self.update(&gradient)?;
                 best = self.evaluates_after(self.state.step) && self.evaluate()?;
                 // Nothing is saved between the last step and what the end of its epoch has to say.
@@ -472,8 +473,10 @@ impl Run<'_> {
         let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
         let optimizer = op_span!("optimizer", "update", 0);
         let (task, vars, mut failure) = (&mut *self.task, self.optimizers.vars.clone(), None);
+        let (held, taken) = (self.optimizers.held.clone(), self.state.step);
         let mut again = || {
-            let second = gather::again(task, &vars, batch, step).and_then(|second| {
+            let second = gather::again(task, &vars, batch, step).and_then(|mut second| {
+                held.remove_from(&mut second.grads, taken);
                 let loss = match train.loss_for_scale {
                     LossForScale::Total => second.total,
                     LossForScale::Raw => second.raw,
@@ -498,7 +501,7 @@ impl Run<'_> {
             return Err(self.place(e));
         }
         drop(optimizer);
-        self.average.after_step(self.state.epoch)?;
+        self.average.after_step(self.state.epoch, step, self.steps)?;
         self.state.step = step;
 
         let logs = is_due(Some(train.log_every), step);

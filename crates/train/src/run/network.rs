@@ -1,5 +1,6 @@
 //! A network with the data it learns from, as a task.
 mod judge;
+mod views;
 
 use super::RunError;
 use super::checkpoint::Sums;
@@ -10,7 +11,7 @@ use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Seen, Task};
 use super::weights::Buffers;
 use crate::Registries;
-use crate::recipe::{self, Bptt, Holdout, Map, Precision, Recipe};
+use crate::recipe::{self, Bptt, EvalAugment, Holdout, LastBatch, Map, Precision, Recipe, Views};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -44,6 +45,10 @@ pub(crate) struct Network {
     kept: Option<Vec<Kept>>,
     shards: Shards,
     numbers: Numbers,
+    /// How images are shown to evaluations, if not once and as they are.
+    eval_augment: Option<EvalAugment>,
+    /// Whether evaluations come after the last step.
+    last: bool,
     /// What each shard carries; nothing where batches stay whole, and the model itself has it.
     carries: Vec<Carry>,
 }
@@ -176,6 +181,8 @@ impl Network {
             kept,
             shards,
             numbers,
+            eval_augment: recipe.train.eval_augment,
+            last: false,
             carries,
         })
     }
@@ -455,6 +462,27 @@ impl Task for Network {
         }
     }
 
+    fn introduce(&mut self) -> Result<(), RunError> {
+        let Source::Images { seen, .. } = &self.source else { return Ok(()) };
+        let wanted = self.model.wants_images().min(seen.samples());
+        if wanted == 0 {
+            return Ok(());
+        }
+        let (mut inputs, mut count) = (Vec::new(), 0);
+        let mut batches = self.image_batches(seen, 0, 0);
+        while count < wanted
+            && let Some(batch) = batches.next().transpose()?
+        {
+            count += batch.input.dim(0)?;
+            inputs.push(batch.input);
+        }
+        Ok(self.model.see_images(&Tensor::cat(&inputs, 0)?.narrow(0, 0, wanted)?.contiguous()?)?)
+    }
+
+    fn set_last(&mut self, last: bool) {
+        self.last = last;
+    }
+
     fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError> {
         if batch == 0 {
             self.set_carried(Vec::new())?;
@@ -597,6 +625,7 @@ impl Source {
                 };
                 let augment = taper_data::Augment {
                     crop_pad: section.augment.crop_pad,
+                    crop_fill: section.augment.crop_fill,
                     flip: section.augment.flip,
                     cutout: section.augment.cutout,
                     mixup: section.augment.mixup,
@@ -626,12 +655,30 @@ impl Source {
                     batch_size: section.batch_size,
                     shuffle: true,
                     augment,
+                    drop_last: section.last_batch == LastBatch::Drop,
                     ..still(rest.clone())
                 };
                 let seen = ImagePipeline::new(train.clone(), still(rest), recipe.seed)?;
                 let train = ImagePipeline::new(train, moving, recipe.seed)?;
                 if train.samples() == 0 {
                     return Err(recipe.error_at("data.val", "data.val leaves no sample to train on").into());
+                }
+                if train.batches() == 0 {
+                    let message = format!(
+                        "data.last_batch: an epoch has {} images and no batch of {}: give `keep`, or a smaller `data.batch_size`",
+                        train.samples(),
+                        section.batch_size
+                    );
+                    return Err(recipe.error_at("data.last_batch", message).into());
+                }
+                let (height, width, _) = train.shape();
+                if recipe.train.eval_augment.is_some_and(|augment| augment.kind == Views::FlipShift)
+                    && height.min(width) < 2
+                {
+                    let message = format!(
+                        "train.eval_augment.kind: expected images of at least 2×2 pixels to shift, found {height}×{width}"
+                    );
+                    return Err(recipe.error_at("train.eval_augment.kind", message).into());
                 }
                 let test = ImagePipeline::new(test, still(None), recipe.seed)?;
                 Ok(Self::Images { train, seen, val, test, classes })

@@ -84,6 +84,11 @@ impl<'a> Run<'a> {
                 optimizers.set_plateau(plateau);
             }
             state = loaded.state;
+        } else {
+            if recipe.train.init_from.is_none() {
+                task.introduce()?;
+            }
+            average.begin()?;
         }
         let mut stretches = manifest::past(before.as_ref(), state.step);
         same_arithmetic(recipe, &folder, &stretches, &now, options)?;
@@ -270,7 +275,7 @@ fn ends_epoch(recipe: &Recipe, steps: u64, batches: impl Fn(u64) -> u64) -> bool
 const COUNTED: u64 = 10_000;
 
 /// The epochs and steps of a run, for schedules and the progress bar.
-pub(super) fn length(recipe: &Recipe, batches: impl Fn(u64) -> u64) -> (u64, u64) {
+pub(crate) fn length(recipe: &Recipe, batches: impl Fn(u64) -> u64) -> (u64, u64) {
     let train = &recipe.train;
     let steps_of = |epoch| batches(epoch).div_ceil(train.accumulate.max(1)).max(1);
     let (epochs, steps) = match (train.epochs, train.steps) {

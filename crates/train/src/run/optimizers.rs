@@ -1,7 +1,7 @@
 //! The optimizers of a run: one, or several that share the parameters between them.
 use super::divide::Division;
 use super::{RunError, metrics, ranks};
-use crate::recipe::{Average, Map, NoDecay, Recipe};
+use crate::recipe::{Average, Freeze, Map, NoDecay, Recipe};
 use crate::{Registries, Schedules};
 use candle_core::Var;
 use candle_core::backprop::GradStore;
@@ -35,6 +35,8 @@ pub(crate) struct Optimizers {
     all: Vec<Member>,
     /// The variables they train.
     pub vars: Vec<Var>,
+    /// Those of them that are trained at first only.
+    pub held: Held,
     /// What takes the place of the first when the run switches to averaged SGD.
     averaged: Option<Member>,
     schedules: Schedules,
@@ -116,6 +118,20 @@ impl Member {
     }
 }
 
+/// Variables with the steps after which they are no longer trained.
+#[derive(Clone, Default)]
+pub(crate) struct Held(Vec<(u64, Var)>);
+
+impl Held {
+    /// Forgets the gradients of what is no longer trained after `taken` steps: an optimizer leaves alone what has none, its state
+    /// too.
+    pub fn remove_from(&self, grads: &mut GradStore, taken: u64) {
+        for (_, var) in self.0.iter().filter(|(after, _)| taken >= *after) {
+            grads.remove(var);
+        }
+    }
+}
+
 impl Optimizers {
     pub fn new(
         recipe: &Recipe,
@@ -127,13 +143,21 @@ impl Optimizers {
         // The recipe's check has compiled them all.
         let pattern = |text: &str| Group::new(text).pattern().map_err(RunError::from);
         let mut params = params;
-        for (i, frozen) in recipe.train.freeze.iter().enumerate() {
-            let pattern = pattern(frozen)?;
-            let before = params.len();
-            params.retain(|(name, var)| !pattern.is_match(name, var.rank()));
-            if params.len() == before {
-                let message = format!("`{frozen}` matches no parameter that is still trained");
-                return Err(recipe.error_at(&format!("train.freeze[{i}]"), message).into());
+        let mut held = Held::default();
+        for (i, freeze) in recipe.train.freeze.iter().enumerate() {
+            let (text, key) = (freeze.pattern(), format!("train.freeze[{i}]"));
+            let pattern = pattern(text)?;
+            let (matched, rest): (Vec<_>, Vec<_>) =
+                params.into_iter().partition(|(name, var)| pattern.is_match(name, var.rank()));
+            params = rest;
+            if matched.is_empty() {
+                let message = format!("`{text}` matches no parameter that is still trained");
+                return Err(recipe.error_at(&key, message).into());
+            }
+            if let Freeze::Later(later) = freeze {
+                held.0.extend(matched.iter().map(|(_, var)| (later.after_steps, var.clone())));
+                params.extend(matched);
+                params.sort_by(|(a, _), (b, _)| a.cmp(b));
             }
         }
         let vars = params.iter().map(|(_, var)| var.clone()).collect();
@@ -143,7 +167,9 @@ impl Optimizers {
         for (i, group) in section.groups.iter().enumerate() {
             let key = format!("optimizer.groups[{i}].match");
             let Some(name) = &group.name else {
-                groups.push(Group { pattern: group.pattern.clone(), overrides: group.hyper.clone() });
+                let mut overrides = group.hyper.clone();
+                overrides.extend(group.lr_scale.map(|scale| ("lr".into(), (section.lr * scale).into())));
+                groups.push(Group { pattern: group.pattern.clone(), overrides });
                 continue;
             };
             let pattern = pattern(&group.pattern)?;
@@ -229,7 +255,7 @@ impl Optimizers {
                 return Err(recipe.error_at("train.average.kind", message).into());
             }
         }
-        Ok(Self { all, vars, averaged, schedules })
+        Ok(Self { all, vars, held, averaged, schedules })
     }
 
     /// How many gradients a step takes.
@@ -249,6 +275,11 @@ impl Optimizers {
     /// Puts the weights that are trained back.
     pub fn train_weights(&mut self) -> Result<(), RunError> {
         self.all.iter_mut().try_for_each(Member::train_weights)
+    }
+
+    /// Forgets the gradients of what is no longer trained after `taken` steps.
+    pub fn hold(&self, grads: &mut GradStore, taken: u64) {
+        self.held.remove_from(grads, taken);
     }
 
     /// The base learning rate of the recipe's optimizer.

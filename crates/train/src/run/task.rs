@@ -58,6 +58,12 @@ pub(crate) trait Task {
     fn has(&self, split: Split) -> bool;
     /// Batches of an epoch, from 0.
     fn batches(&self, epoch: u64) -> u64;
+    /// Shows the data to what wants to see some of it before the first step of a run from nothing.
+    fn introduce(&mut self) -> Result<(), RunError> {
+        Ok(())
+    }
+    /// Says whether the evaluations from here on come after the last step of the run.
+    fn set_last(&mut self, _last: bool) {}
     /// Goes to a batch of an epoch, both from 0. The first starts afresh; what is carried from batch to batch stays
     /// as it is before the others.
     fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError>;

@@ -21,7 +21,7 @@ use crate::run::folder::{self, Found};
 use crate::run::inputs::Inputs;
 use crate::run::manifest::Stretch;
 use crate::run::network::Network;
-use crate::run::open::{device, tensors};
+use crate::run::open::{device, length, tensors};
 use crate::run::summary::evaluations_at;
 use crate::run::task::Task;
 use crate::run::weights::MODEL;
@@ -73,6 +73,7 @@ impl Weights {
             Average::None => "none",
             Average::Ema { .. } => "ema",
             Average::Swa { .. } => "swa",
+            Average::Lookahead { .. } => "lookahead",
             Average::Asgd { .. } => "asgd",
         };
         if as_trained {
@@ -127,7 +128,9 @@ impl Trained {
             ));
         };
         let device = device(&recipe)?;
-        let network = Network::new(&recipe, data, model, registries, search, &device, &World::alone())?;
+        let mut network = Network::new(&recipe, data, model, registries, search, &device, &World::alone())?;
+        let (_, steps) = length(&recipe, |epoch| network.batches(epoch));
+        network.set_last(loaded.state.step >= steps);
         let (weights, file) = Weights::of(&recipe, &loaded.state, choice.as_trained);
         network.params().set(&tensors(&loaded.files, file)?.into_iter().collect())?;
         let mut notes = Vec::new();

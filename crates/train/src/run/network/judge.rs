@@ -88,7 +88,10 @@ impl Network {
 
     /// Evaluates a batch.
     fn measure(&mut self, batch: &Batch, figures: &mut Figures, more: More) -> Result<bool, RunError> {
-        let loss = self.model.loss(&batch.input, &batch.target, Mode::Eval)?;
+        let loss = match self.is_classification() {
+            true => self.judged(&batch.input, &batch.target)?,
+            false => self.model.loss(&batch.input, &batch.target, Mode::Eval)?,
+        };
         figures.measured.extend([Figure::of(&loss.nll)?, self.correct(&loss, batch)?]);
         figures.samples.push(batch.samples);
         more(&Seen { samples: batch.samples, logits: loss.logits.as_ref(), target: &batch.target })

@@ -1,4 +1,4 @@
-//! ResNet and DenseNet against the records of PyTorch's float64 results.
+//! ResNet, DenseNet and airbench94 against the records of PyTorch's float64 results.
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -98,14 +98,14 @@ fn check(name: &str, precision: &str, times: f64) {
 
 #[test]
 fn exact_convolutions_reproduce_pytorch() {
-    for name in ["resnet_1111", "resnet_2222", "densenet_2222_k4"] {
+    for name in ["resnet_1111", "resnet_2222", "densenet_2222_k4", "airbench_16_32_24"] {
         check(name, "exact", 1.0);
     }
 }
 
 #[test]
 fn fast_convolutions_stay_within_ten_times_the_limits() {
-    for name in ["resnet_1111", "resnet_2222", "densenet_2222_k4"] {
+    for name in ["resnet_1111", "resnet_2222", "densenet_2222_k4", "airbench_16_32_24"] {
         check(name, "fast", 10.0);
     }
 }
@@ -181,6 +181,7 @@ fn twenty_steps_on_one_and_two_threads_give_equal_bits() {
             json!({"num_blocks": [1], "widths": [16], "stem": "imagenet", "bn_scale_init": "uniform01"}),
         ),
         ("densenet", json!({"num_blocks": [2, 3], "growth": 18})),
+        ("airbench", json!({"widths": [20, 17]})),
     ];
     for (model, config) in cases {
         assert!(train(1, model, &config) == train(2, model, &config), "{model} {config}");

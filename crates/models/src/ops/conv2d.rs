@@ -149,7 +149,7 @@ fn forward<T: Element>(
             })?;
         }
         let db = match bias_ {
-            Some(bias) if bias.track_op() => Some(tall_column_sums(isa, &dy, g.co)),
+            Some(bias) if bias.track_op() => Some(tall_column_sums(by.isa, &dy, g.co)),
             _ => None,
         };
         Ok([dw, db])

@@ -2,9 +2,9 @@
 use super::{BenchError, Case, Prepared, Work, device, stock};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
-use taper_kernels::Isa;
+use taper_kernels::{Isa, Operands};
 use taper_models::rng::Rng;
-use taper_models::{Mode, Params, Registry, Task, backward};
+use taper_models::{Mode, Model, Params, Registry, Task, WithOperands, backward};
 use taper_optim::StepContext;
 
 /// A rate at which a batch that is seen again and again is not learnt by heart: with a loss near zero gradients turn
@@ -25,6 +25,8 @@ pub struct Workload {
     pub length: usize,
     /// What trains it: `adam`, or `nag`, SGD with Nesterov momentum.
     pub optimizer: &'static str,
+    /// What our products multiply.
+    pub operands: Operands,
 }
 
 const CIFAR: Task = Task::Images { height: 32, width: 32, channels: 3, classes: 10 };
@@ -39,19 +41,26 @@ impl Workload {
             batch,
             length: 1,
             optimizer: "adam",
+            operands: Operands::Full,
         }
     }
 
     pub fn conv(model: &'static str, precision: &str, batch: usize) -> Self {
         let optimizer = if model == "airbench" { "nag" } else { "adam" };
-        Self { model, config: json!({ "conv": precision }), task: CIFAR, batch, length: 1, optimizer }
+        let (config, operands) = (json!({ "conv": precision }), Operands::Full);
+        Self { model, config, task: CIFAR, batch, length: 1, optimizer, operands }
     }
 
     /// The language model with all its dropouts.
     pub fn lstm(layers: usize, hidden: usize, batch: usize, length: usize) -> Self {
         let config = json!({ "layers": layers, "hidden": hidden, "emb": 400 });
         let task = Task::Tokens { vocab: 10_000 };
-        Self { model: "lstm", config, task, batch, length, optimizer: "adam" }
+        Self { model: "lstm", config, task, batch, length, optimizer: "adam", operands: Operands::Full }
+    }
+
+    /// The same with products of bf16: where the CPU has an instruction for them a mode of ours that may be the best.
+    fn bf16(self) -> Self {
+        Self { operands: Operands::Bf16, ..self }
     }
 
     /// Operations of a step by the plain count: the backward pass does each product of the forward pass twice.
@@ -100,7 +109,8 @@ impl Workload {
     pub fn ours(&self) -> Result<Work, BenchError> {
         let (registry, params) = (Registry::builtin(), Params::new(1));
         let vb = params.builder(DType::F32, device());
-        let mut model = registry.get(self.model)?.build(&self.config, self.task, vb)?;
+        let model = registry.get(self.model)?.build(&self.config, self.task, vb)?;
+        let mut model = WithOperands { model, operands: self.operands };
         let config = Map::from_iter([("lr".to_owned(), RATE.into())]);
         let mut optimizer =
             taper_optim::Registry::builtin().build(self.optimizer, params.trainable(), &config)?;
@@ -148,19 +158,26 @@ impl Workload {
 }
 
 pub fn mlp() -> Vec<Case> {
-    vec![Workload::mlp(&[100], 128).case("mlp-step/128".into(), 100, Some(stock::mlp))]
+    let step = Workload::mlp(&[100], 128);
+    vec![
+        step.clone().case("mlp-step/128".into(), 100, Some(stock::mlp)),
+        step.bf16().case("mlp-step/128/bf16".into(), 100, None),
+    ]
 }
 
-/// Batches with both ways to convolve.
+/// Batches with both ways to convolve, and in bf16.
 fn conv(model: &'static str, batches: &[usize], stock: Option<stock::Make>) -> Vec<Case> {
     let case = |(batch, precision): (usize, &str)| {
         let name = format!("{model}-step/{batch}/{precision}");
         let stock = stock.filter(|_| precision == "fast");
-        Workload::conv(model, precision, batch).case(name, 1, stock)
+        match precision {
+            "bf16" => Workload::conv(model, "exact", batch).bf16().case(name, 1, None),
+            _ => Workload::conv(model, precision, batch).case(name, 1, stock),
+        }
     };
     batches
         .iter()
-        .flat_map(|batch| ["fast", "exact"].map(|precision| (*batch, precision)))
+        .flat_map(|batch| ["fast", "exact", "bf16"].map(|precision| (*batch, precision)))
         .map(case)
         .collect()
 }
@@ -182,9 +199,14 @@ pub fn airbench() -> Vec<Case> {
 }
 
 pub fn lstm1() -> Vec<Case> {
-    vec![Workload::lstm(1, 1150, 20, 70).case("lstm1-step/20".into(), 1, Some(stock::lstm1))]
+    lstm(1, "lstm1-step/20", Some(stock::lstm1))
 }
 
 pub fn lstm3() -> Vec<Case> {
-    vec![Workload::lstm(3, 1150, 20, 70).case("lstm3-step/20".into(), 1, None)]
+    lstm(3, "lstm3-step/20", None)
+}
+
+fn lstm(layers: usize, name: &str, stock: Option<stock::Make>) -> Vec<Case> {
+    let step = Workload::lstm(layers, 1150, 20, 70);
+    vec![step.clone().case(name.into(), 1, stock), step.bf16().case(format!("{name}/bf16"), 1, None)]
 }

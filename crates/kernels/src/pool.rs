@@ -18,13 +18,13 @@ pub trait Tap: Copy + Default + PartialEq + Send + Sync + 'static {
     /// Numbers that there are.
     const COUNT: usize;
     /// Number `i`, which is below `COUNT`.
-    fn of(i: usize) -> Self;
+    fn of(i: u32) -> Self;
 }
 
 impl Tap for u8 {
     const COUNT: usize = 1 << 8;
     #[inline(always)]
-    fn of(i: usize) -> Self {
+    fn of(i: u32) -> Self {
         i as u8
     }
 }
@@ -32,18 +32,18 @@ impl Tap for u8 {
 impl Tap for u32 {
     const COUNT: usize = 1 << 32;
     #[inline(always)]
-    fn of(i: usize) -> Self {
-        i as u32
+    fn of(i: u32) -> Self {
+        i
     }
 }
 
 /// The largest element of each window, and which of the window's pixels it is (the first of equals; NaN wins).
 pub fn max_forward<T: Real, P: Tap>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T], at: &mut [P]) {
     assert!(g.taps() <= P::COUNT);
-    /// Takes over what is larger.
+    /// Takes over what is larger. Numbers of taps are as wide as f32 here: compilers take both with one mask.
     #[inline(always)]
-    fn raise<T: Real, P: Tap>(x: &[T], tap: P, y: &mut [T], at: &mut [P]) {
-        for ((y, at), x) in y.iter_mut().zip(at).zip(x) {
+    fn raise<T: Real>(x: &[T], tap: u32, y: &mut [T], taps: &mut [u32]) {
+        for ((y, at), x) in y.iter_mut().zip(taps).zip(x) {
             let is_nan = x.partial_cmp(x).is_none();
             let take = *x > *y || is_nan;
             *y = if take { *x } else { *y };
@@ -53,6 +53,7 @@ pub fn max_forward<T: Real, P: Tap>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T]
     let (c, pixels) = (g.ci, g.oh() * g.ow());
     let images = y.par_chunks_exact_mut(pixels * c).zip(at.par_chunks_exact_mut(pixels * c));
     images.zip(x.par_chunks_exact(g.h * g.w * c)).for_each(|((y, at), x)| {
+        let mut taps = vec![0u32; c];
         vectorize(
             isa,
             #[inline(always)]
@@ -62,11 +63,12 @@ pub fn max_forward<T: Real, P: Tap>(isa: Isa, g: &Geometry, x: &[T], y: &mut [T]
                         let x = &x[q * c..][..c];
                         if i == 0 {
                             y.copy_from_slice(x);
-                            at.fill(P::of(0));
+                            taps.fill(0);
                         } else {
-                            raise(x, P::of(i), y, at);
+                            raise(x, i as u32, y, &mut taps);
                         }
                     }
+                    at.iter_mut().zip(&taps).for_each(|(at, tap)| *at = P::of(*tap));
                 }
             },
         );
@@ -112,8 +114,8 @@ pub fn max_backward<T: Real, P: Tap>(
                     for (i, q) in window(g, p).enumerate() {
                         let dx = &mut dx[q * c..][..c];
                         match tiles {
-                            true => share::<T, P, false>(dy, at, P::of(i), dx),
-                            false => share::<T, P, true>(dy, at, P::of(i), dx),
+                            true => share::<T, P, false>(dy, at, P::of(i as u32), dx),
+                            false => share::<T, P, true>(dy, at, P::of(i as u32), dx),
                         }
                     }
                 }

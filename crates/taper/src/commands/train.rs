@@ -1,3 +1,4 @@
+use super::on_end::{self, Ended};
 use super::ranks::Ranks;
 use super::{Common, Failure, picture, print_path, signals};
 use crate::bench;
@@ -46,6 +47,10 @@ pub struct Args {
     /// Waits where another process is at work on a run, rather than to fail
     #[arg(long)]
     wait: bool,
+    /// Runs a command when training has ended, however it did: TAPER_OUTCOME is finished, diverged, interrupted or failed, TAPER_RUN
+    /// the run's folder
+    #[arg(long, value_name = "COMMAND")]
+    on_end: Option<String>,
     #[command(flatten)]
     pub(super) ranks: Ranks,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
@@ -57,6 +62,16 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let mut ended = Ended::default();
+    let result = train(args, common, registries, &mut ended);
+    // Of processes that share a run, the first speaks.
+    if let Some(command) = args.on_end.as_deref().filter(|_| !args.ranks.follow()) {
+        on_end::tell(command, "train", &result, &ended);
+    }
+    result
+}
+
+fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended) -> Result<(), Failure> {
     // All recipes are read before the first is trained: a mistake in the last shows at once.
     let load = |path: &PathBuf| match args.resolved {
         true => resolved(path, &args.set, registries),
@@ -71,7 +86,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if speaks { Show::Auto } else { Show::Quiet },
+        show: if speaks { common.show() } else { Show::Quiet },
         stop: signals::stop_flag(),
         wait: args.wait,
         fresh: args.fresh,
@@ -96,6 +111,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
+            last.run = Some((one.name.clone(), options.runs.join(one.directory())));
             let ended = run::run(one, registries, &options).map_err(|e| match &e {
                 RunError::Busy { .. } if args.worker => Failure { message: e.to_string(), code: BUSY },
                 _ => team.failure(e),

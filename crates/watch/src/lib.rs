@@ -20,6 +20,7 @@ mod server;
 mod stop;
 mod token;
 pub mod track;
+pub mod tui;
 mod view;
 
 pub use catalog::{Catalog, Entry, State};

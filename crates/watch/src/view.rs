@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use taper_figures::plot::escape;
 use taper_figures::table::{amount, unit};
 use taper_report::{Block, Choice, Run, Runs, Section, Task};
-use taper_train::run::{Record, Status};
+use taper_train::run::{Record, Split, Status};
 
 /// More runs than this are not drawn at once.
 pub(crate) const MOST_CHOSEN: usize = 256;
@@ -166,6 +166,88 @@ impl Watcher {
     }
 }
 
+/// What a line and a few curves say of a run.
+#[derive(Debug)]
+pub(crate) struct Glance {
+    pub entry: Entry,
+    pub step: u64,
+    pub steps: Option<u64>,
+    pub rate: Option<f64>,
+    /// Curves by name, of a run that was asked for.
+    pub curves: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+impl Glance {
+    pub(crate) fn bare(entry: Entry) -> Self {
+        Self { step: entry.step, entry, steps: None, rate: None, curves: Vec::new() }
+    }
+
+    /// How much is done.
+    pub(crate) fn share(&self) -> Option<f64> {
+        if self.entry.state == State::Finished {
+            return Some(1.0);
+        }
+        let steps = self.steps.filter(|steps| *steps > 0)?;
+        Some((self.step as f64 / steps as f64).min(1.0))
+    }
+
+    /// The seconds that are left, of a run under way.
+    pub(crate) fn left(&self) -> Option<f64> {
+        Some(self.steps?.saturating_sub(self.step) as f64 / self.rate?)
+    }
+}
+
+impl Watcher {
+    /// The runs in the order of a list, those under way first; of the `rows` around the `chosen` one more is known, of that most.
+    pub(crate) fn glance(&mut self, rows: usize, chosen: usize) -> Vec<Glance> {
+        self.catalog.refresh();
+        let mut entries: Vec<Entry> = self.catalog.entries().cloned().collect();
+        entries.sort_by(|a, b| {
+            a.state.cmp(&b.state).then_with(|| b.changed.cmp(&a.changed)).then_with(|| a.name.cmp(&b.name))
+        });
+        let until = Instant::now() + READING;
+        let seen = chosen.saturating_sub(rows)..=chosen + rows;
+        let mut out = Vec::new();
+        for (place, entry) in entries.into_iter().enumerate() {
+            if !seen.contains(&place) {
+                out.push(Glance::bare(entry));
+                continue;
+            }
+            let known = self.chosen.entry(entry.path.clone()).or_insert_with(|| Chosen::new(&entry));
+            // A run that has ended needs no look to be listed.
+            if place == chosen || !entry.state.is_final() {
+                known.look(&entry, until);
+            }
+            let (step, steps) = progress(&entry, known);
+            let rate = known.pace.rate().filter(|_| entry.state == State::Running);
+            let curves = if place == chosen { curves(known) } else { Vec::new() };
+            out.push(Glance { entry, step, steps, rate, curves });
+        }
+        out
+    }
+}
+
+/// The training loss and the metric of a run.
+fn curves(chosen: &Chosen) -> Vec<(String, Vec<(f64, f64)>)> {
+    let Ok(run) = &chosen.run else { return Vec::new() };
+    let mut run = Run { records: chosen.follow.records(1024), ..run.clone() };
+    run.judge();
+    let of = |split: Split, metric: &str, factor: f64| -> Vec<(f64, f64)> {
+        run.values(split, metric).map(|(record, value)| (record.step as f64, factor * value)).collect()
+    };
+    let factor = if run.metric == "accuracy" { 100.0 } else { 1.0 };
+    let percent = if run.metric == "accuracy" { ", %" } else { "" };
+    let mut curves = vec![("training loss by step".to_owned(), of(Split::Train, "loss", 1.0))];
+    for split in [Split::Test, Split::Val] {
+        curves.push((
+            format!("{} {}{percent} by step", split.name(), run.metric),
+            of(split, &run.metric, factor),
+        ));
+    }
+    curves.retain(|(_, points)| !points.is_empty());
+    curves
+}
+
 /// The parts of the page: a name, a title and what is in it.
 fn sections(shown: &[(&Entry, &Chosen)]) -> Vec<(String, String, String)> {
     let most = (MOST_RECORDS / shown.len().max(1)).clamp(64, 1024);
@@ -235,11 +317,14 @@ fn sections(shown: &[(&Entry, &Chosen)]) -> Vec<(String, String, String)> {
 
 /// What every run is doing, those under way first.
 fn workers(shown: &[(&Entry, &Chosen)]) -> String {
+    if shown.is_empty() {
+        return String::new();
+    }
     let mut shown = shown.to_vec();
     shown.sort_by(|(a, _), (b, _)| a.state.cmp(&b.state).then_with(|| a.name.cmp(&b.name)));
     let mut out = String::from(
         "<div class=\"table\"><table class=\"workers\"><thead><tr><th>run</th><th>state</th><th class=\"n\">progress</th>\
-         <th class=\"n\">steps/s</th><th class=\"n\">left</th><th class=\"n\">memory</th><th>last</th><th></th></tr></thead><tbody>",
+         <th class=\"n\">steps/s</th><th class=\"n\">left</th><th class=\"n\">memory</th><th>last</th></tr></thead><tbody>",
     );
     for (entry, chosen) in shown.iter().take(MOST_ROWS) {
         let work = entry.at_work.as_ref().map_or(String::new(), |at_work| format!(" · {at_work}"));
@@ -267,8 +352,8 @@ fn workers(shown: &[(&Entry, &Chosen)]) -> String {
         };
         let _ = write!(
             out,
-            "<tr data-run=\"{}\"><th>{}</th><td class=\"t\"><span class=\"state {state}\">{state}</span>{}</td><td>{bar}</td>\
-             <td>{}</td><td>{}</td><td>{}</td><td class=\"t\">{}</td><td>{stop}</td></tr>",
+            "<tr data-run=\"{}\"><th>{}</th><td class=\"t\"><span class=\"state {state}\">{state}</span>{} {stop}</td><td>{bar}</td>\
+             <td>{}</td><td>{}</td><td>{}</td><td class=\"t\">{}</td></tr>",
             entry.key,
             escape(&entry.name),
             escape(&work),

@@ -4,15 +4,17 @@ use super::{Common, Failure, picture, print_path, signals};
 use crate::bench;
 use crate::profile::Profile;
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use taper_figures::table::Table;
 use taper_train::run::{self, Options, Outcome, RunError, Show, Status, Watch};
 use taper_train::sweep::BUSY;
 use taper_train::{Recipe, Registries};
+use taper_watch::tui;
 
 /// Trains recipes; goes on by itself where a run was interrupted
 ///
@@ -51,6 +53,9 @@ pub struct Args {
     /// the run's folder
     #[arg(long, value_name = "COMMAND")]
     on_end: Option<String>,
+    /// Curves in this terminal meanwhile
+    #[arg(long, conflicts_with_all = ["worker", "quiet", "plain"])]
+    tui: bool,
     #[command(flatten)]
     pub(super) ranks: Ranks,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
@@ -82,7 +87,13 @@ fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended
         run::check_ranks(run, args.ranks.count())?;
     }
     let team = args.ranks.start(args.worker)?;
-    let speaks = team.world.is_first() && !common.quiet && !args.worker;
+    let speaks = team.world.is_first() && !common.quiet && !args.worker && !args.tui;
+    let screen = match args.tui && team.world.is_first() {
+        true => Some(Screen::open(
+            recipes.iter().flat_map(Recipe::runs).map(|run| args.runs.join(run.directory())).collect(),
+        )?),
+        false => None,
+    };
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
@@ -121,7 +132,12 @@ fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended
         if !team.world.is_first() {
             continue;
         }
-        report(path, &outcomes, args, speaks)?;
+        if recipes.last().is_some_and(|last| std::ptr::eq(last, recipe)) {
+            if let Some(screen) = &screen {
+                screen.close();
+            }
+        }
+        report(path, &outcomes, args, speaks || args.tui)?;
         for (one, (_, outcome)) in recipe.runs().iter().zip(&outcomes) {
             printed = printed.and(match args.json {
                 true => print_json(one, outcome),
@@ -135,6 +151,45 @@ fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended
     match printed {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
         _ => Ok(()),
+    }
+}
+
+/// The view of a training in its own terminal: it reads the runs' folders, as any other would.
+struct Screen {
+    end: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Screen {
+    fn open(runs: Vec<PathBuf>) -> Result<Self, Failure> {
+        if !std::io::stdout().is_terminal() {
+            return Err(Failure::usage("error: --tui: standard output is no terminal: leave it out"));
+        }
+        let end: Arc<AtomicBool> = Arc::default();
+        let ended = end.clone();
+        let thread = std::thread::Builder::new().name("view".into()).spawn(move || {
+            // A view that fails ends; the training does not.
+            if let Err(e) = tui::show(&runs, &ended, true) {
+                run::print(&format!("warning: --tui: {e}"));
+            }
+        });
+        let thread = thread.map_err(|e| Failure::other(format!("error: --tui: {e}")))?;
+        Ok(Self { end, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Gives the terminal back.
+    fn close(&self) {
+        self.end.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

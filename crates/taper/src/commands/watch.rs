@@ -2,7 +2,8 @@ use super::{Common, Failure};
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use taper_watch::{Options, Server};
+use std::sync::Arc;
+use taper_watch::{Options, Server, tui};
 
 /// Shows runs as they go, in a page on this machine
 ///
@@ -12,12 +13,16 @@ use taper_watch::{Options, Server};
 ///   cargo xtask watch
 ///   cargo xtask watch runs/mnist-mlp-* elsewhere/runs
 ///   cargo xtask watch --port 8080
+///   cargo xtask watch --tui
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
     /// Folders of runs, or runs
     #[arg(value_name = "DIR", default_value = "runs")]
     folders: Vec<PathBuf>,
+    /// In this terminal in place of a page
+    #[arg(long, conflicts_with_all = ["port", "address"])]
+    tui: bool,
     /// The port [default: 7007, or one that is free]
     #[arg(long, value_name = "N")]
     port: Option<u16>,
@@ -34,6 +39,10 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
             "error: {}: there is no such folder: expected a run, or a folder of runs as `train` and `sweep` make it",
             missing.display()
         )));
+    }
+    if args.tui {
+        return tui::show(&args.folders, &Arc::default(), false)
+            .map_err(|e| Failure::usage(format!("error: --tui: {e}")));
     }
     let options = Options { runs: args.folders.clone(), address: args.address, port: args.port };
     let server = Server::bind(&options).map_err(|e| Failure::usage(format!("error: {e}")))?;

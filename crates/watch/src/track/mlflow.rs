@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 use taper_train::run::{Record, Status};
 
-/// MLflow takes no more numbers in a request.
-const MOST_METRICS: usize = 1000;
+/// MLflow takes a thousand numbers and tags in a request.
+const MOST_METRICS: usize = 990;
 /// Nor more settings.
 const MOST_PARAMS: usize = 100;
 /// Nor longer ones.
@@ -183,7 +183,7 @@ impl Mlflow {
         let remote = match self.find(experiment, ID, id)? {
             Some(found) => found,
             None => {
-                let mut tags = vec![(ID, id), ("mlflow.runName", run.recipe.name.as_str())];
+                let mut tags = vec![(ID, id)];
                 tags.extend(parent.map(|parent| ("mlflow.parentRunId", parent)));
                 let remote = self.create(experiment, &run.name(), wall.began(), &tags)?;
                 let params: Vec<Value> = run

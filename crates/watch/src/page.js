@@ -5,7 +5,9 @@
   const shown = new Map();
   let version = 0, tag = "", most = 256, failures = 0;
   let chosen = new Set(location.hash.slice(1).split(",").filter(Boolean));
-  let suggested = chosen.size === 0;
+  // Until somebody chooses, the choice is ours: runs that begin later and have the name of those that are shown join them.
+  let ours = chosen.size === 0, suggested = ours;
+  const set = name => name.slice(0, name.lastIndexOf("-"));
 
   const ask = async (path, options = {}) => {
     const response = await fetch(path, { cache: "no-store", ...options });
@@ -13,7 +15,7 @@
     return response;
   };
 
-  const age = seconds => seconds === null ? "" : seconds < 90 ? `${seconds} s ago`
+  const age = seconds => seconds === null ? "" : seconds < 90 ? `${seconds}\u00a0s\u00a0ago`
     : seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : seconds < 172800 ? `${Math.round(seconds / 3600)} h ago`
     : `${Math.round(seconds / 86400)} days ago`;
 
@@ -57,7 +59,8 @@
     history.replaceState(null, "", chosen.size ? `#${[...chosen].join(",")}` : location.pathname);
     tag = "";
     list();
-    look();
+    // What goes wrong is said when the next second asks again.
+    look().catch(() => {});
   };
 
   // What a reader has switched or unfolded stays so when a figure is drawn anew.
@@ -139,13 +142,15 @@
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     const news = await answer.json();
     const now = Date.now();
+    const sets = new Set([...chosen].map(key => runs.get(key)).filter(Boolean).map(run => set(run.name)));
+    const joins = news.runs.filter(([key, name]) => ours && !suggested && !runs.has(key) && sets.has(set(name))).map(([key]) => key);
     for (const [key, name, state, step, value, age] of news.runs) runs.set(key, { key, name, state, step, value, age, time: age === null ? 0 : now - 1000 * age });
     most = news.most;
     for (const run of runs.values()) if (run.time) run.age = Math.max(0, Math.round((now - run.time) / 1000));
     if (suggested && news.first.length) {
       suggested = false;
       choose(news.first);
-    }
+    } else if (joins.length) choose([...chosen, ...joins]);
     if (version !== news.version || version === 0 || failures) list();
     version = news.version;
     at("machine").textContent = [news.machine, ...news.problems].filter(Boolean).join(" · ");
@@ -178,13 +183,14 @@
     say.timer = setTimeout(() => { at("said").hidden = true; }, 8000);
   };
 
+  const chooses = keys => { ours = false; choose(keys); };
   at("filter").addEventListener("input", list);
-  at("all").addEventListener("click", () => choose(matching().map(run => run.key)));
-  at("none").addEventListener("click", () => choose([]));
+  at("all").addEventListener("click", () => chooses(matching().map(run => run.key)));
+  at("none").addEventListener("click", () => chooses([]));
   at("runs").addEventListener("change", event => {
     const key = event.target.dataset.run, next = new Set(chosen);
     if (event.target.checked) next.add(key); else next.delete(key);
-    choose(next);
+    chooses(next);
   });
   at("sections").addEventListener("click", async event => {
     const key = event.target.dataset?.stop;

@@ -95,8 +95,10 @@ pub fn show(runs: &[PathBuf], end: &Arc<AtomicBool>, follows: bool) -> io::Resul
     term.show_cursor()?;
     term.write_str("\x1b[?1049l")?;
     before.restore();
-    if interrupted && follows {
-        interrupt_itself();
+    match follows && !end.load(Ordering::Relaxed) {
+        true if interrupted => interrupt_itself(),
+        true => eprintln!("training goes on; Ctrl-C stops it with a checkpoint"),
+        false => {}
     }
     drawn
 }
@@ -189,10 +191,8 @@ fn screen(glances: &[Glance], choice: &Choice, follows: bool, width: usize, heig
         out.push(fit("there is no run yet; it will appear here", width));
     }
     let keys = match follows {
-        true => {
-            "↑↓ choose   l log axis   s stop the run (leaves a checkpoint)   q leave the view, training goes on"
-        }
-        false => "↑↓ choose   l log axis   s stop the run (leaves a checkpoint)   q quit",
+        true => "↑↓ choose  l log axis  s stop (leaves a checkpoint)  q leave, training goes on",
+        false => "↑↓ choose  l log axis  s stop the run (leaves a checkpoint)  q quit",
     };
     let left = height.saturating_sub(out.len() + 1);
     if let Some(glance) = glances.get(choice.row) {

@@ -443,7 +443,7 @@ fn cell(task: &Task, run: &Run, state: Option<(&Entry, &Chosen)>) -> (&'static s
         (Status::Diverged, _) => ("diverged", "diverged".into()),
         (Status::Interrupted, Some((entry, chosen))) => {
             let (step, steps) = progress(entry, chosen);
-            let share = steps.filter(|steps| *steps > 0).map(|steps| 100 * step / steps);
+            let share = steps.filter(|steps| *steps > 0).map(|steps| step.saturating_mul(100) / steps);
             let share = share.map_or(format!("step {step}"), |share| format!("{share} %"));
             let value = value.map_or(String::new(), |value| format!(" {value}{}", unit(&task.metric)));
             (entry.state.name(), format!("{share}{value}"))

@@ -140,7 +140,7 @@ impl Now {
             metric => format!("{split} {metric} {}", short(metric, value)),
         });
         let parts = [
-            format!("{} %", 100 * step / total.max(1)),
+            format!("{} %", step.saturating_mul(100) / total.max(1)),
             format!("epoch {}/{}", self.epoch, self.epochs),
             format!("loss {}", short("loss", self.loss)),
             measured.unwrap_or_default(),

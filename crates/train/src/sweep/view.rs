@@ -61,7 +61,7 @@ impl View {
         });
         let left = clock.rate(tick.step).map(|rate| tick.steps.saturating_sub(tick.step) as f64 / rate);
         let parts = [
-            format!("{} %", 100 * tick.step / tick.steps.max(1)),
+            format!("{} %", tick.step.saturating_mul(100) / tick.steps.max(1)),
             format!("epoch {}/{}", tick.epoch, tick.epochs),
             format!("loss {}", short("loss", tick.loss)),
             left_text(left),

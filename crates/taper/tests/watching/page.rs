@@ -222,3 +222,15 @@ fn thousands_of_runs_are_listed() {
     let view = page.json(&format!("/view?runs={}", all[..1000].join(",")));
     assert!(!view["sections"].as_array().unwrap().is_empty());
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_page_works_in_a_browser() {
+    let tool = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check_watch.py");
+    let checked = std::process::Command::new("python3").arg(tool).arg(env!("CARGO_BIN_EXE_taper")).output();
+    match checked {
+        Err(e) => eprintln!("skipped: no python3: {e}"),
+        Ok(output) if output.status.code() == Some(3) => eprintln!("skipped: {}", said(&output)),
+        Ok(output) => assert!(output.status.success(), "{}", said(&output)),
+    }
+}

@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "COMMAND")]
     on_end: Option<String>,
     /// Curves in this terminal meanwhile
-    #[arg(long, conflicts_with_all = ["worker", "quiet", "plain"])]
+    #[arg(long, conflicts_with = "worker")]
     tui: bool,
     #[command(flatten)]
     pub(super) ranks: Ranks,
@@ -85,6 +85,9 @@ fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended
     let recipes = args.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     for run in recipes.iter().flat_map(Recipe::runs) {
         run::check_ranks(run, args.ranks.count())?;
+    }
+    if args.tui && common.show() != Show::Auto {
+        return Err(Failure::usage("error: --tui shows curves: leave out --quiet and --plain"));
     }
     let team = args.ranks.start(args.worker)?;
     let speaks = team.world.is_first() && !common.quiet && !args.worker && !args.tui;

@@ -77,7 +77,7 @@ struct Common {
     #[arg(long, short, global = true)]
     quiet: bool,
     /// Progress as lines, as for a log, also on a terminal
-    #[arg(long, global = true, conflicts_with = "quiet")]
+    #[arg(long, global = true)]
     plain: bool,
     /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
     #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]

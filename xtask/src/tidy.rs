@@ -16,14 +16,19 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("data", &["files", "random"]),
     ("train", &["data", "figures", "files", "models", "optim", "world"]),
     ("report", &["figures", "files", "train"]),
+    ("watch", &["figures", "files", "report", "train"]),
     (
         "taper",
-        &["data", "export", "figures", "files", "kernels", "models", "optim", "report", "train", "world"],
+        &[
+            "data", "export", "figures", "files", "kernels", "models", "optim", "report", "train", "watch",
+            "world",
+        ],
     ),
 ];
 
 /// Crates that work without tensors, unless a feature says otherwise.
-const WITHOUT_CANDLE: &[&str] = &["files", "random", "kernels", "world", "figures", "data", "report"];
+const WITHOUT_CANDLE: &[&str] =
+    &["files", "random", "kernels", "world", "figures", "data", "report", "watch"];
 
 /// The lines of a manifest's own dependencies, those for tests included: tests keep to the rooms as well.
 fn dependencies(krate: &str) -> Vec<String> {

@@ -70,6 +70,48 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
     figures
 }
 
+/// The training loss and the norm of the gradient as they were logged, step by step: one figure a task, a line a run.
+pub(super) fn by_step(tasks: &[Task]) -> Vec<Figure> {
+    let figure = |task: &Task| {
+        let mut task = leading(task);
+        for run in task.groups.iter_mut().flat_map(|group| &mut group.runs) {
+            // What was logged at a step has the norm of its gradient; the means over epochs have not.
+            run.records
+                .retain(|record| record.split == Split::Train && record.values.contains_key("grad_norm"));
+        }
+        let panel = |metric: &str, name: &str| {
+            let lines = |group: &Group| -> Vec<Series> {
+                let line = |run: &Run| {
+                    let points = run.values(Split::Train, metric).map(|(r, v)| (r.step as f64, v)).collect();
+                    Series { marks: Marks::Thin, ..Series::line(&group.label, group.style, points) }
+                };
+                let mut lines: Vec<Series> = group.runs.iter().map(line).collect();
+                if let [only] = &mut lines[..] {
+                    only.marks = Marks::Line;
+                }
+                lines
+            };
+            let mut series: Vec<Series> = task.groups.iter().flat_map(lines).collect();
+            series.retain(|line| !line.points.is_empty());
+            if series.is_empty() {
+                return None;
+            }
+            let text = text(&task, name, &series);
+            let y_range = in_sight(&series, Better::Lower);
+            let chart = Chart { y_range, series, ..Chart::new(&task.title(), &text, "step", name) };
+            let log = Chart { y_range: None, y_scale: Scale::Log, ..chart.clone() };
+            let view = |log, chart| View { log, smooth: false, picture: Picture::Chart(chart) };
+            Some(Panel { views: vec![view(false, chart), view(true, log)] })
+        };
+        let panels = [("loss", "training loss"), ("grad_norm", "norm of the gradient")];
+        let panels: Vec<Panel> =
+            panels.into_iter().filter_map(|(metric, name)| panel(metric, name)).collect();
+        let caption = format!("{}: what was logged at single steps, a line a run.", task.title());
+        (!panels.is_empty()).then(|| Figure { caption, panels, data: Table::default() })
+    };
+    tasks.iter().filter(|task| !task.is_problem()).filter_map(figure).collect()
+}
+
 /// Whether its first view leaves out some of the values.
 fn is_cut(panel: &Panel) -> bool {
     matches!(panel.views.first(), Some(View { picture: Picture::Chart(Chart { y_range: Some(_), .. }), .. }))

@@ -2,12 +2,17 @@
 //!
 //! All pictures are drawn here; the script only shows and hides what is there and reads the values under the pointer.
 //! Without it the page is complete but still.
-use super::document::{Block, Document, Figure};
+use super::document::{Block, Document, Figure, Section};
 use std::fmt::Write;
-use taper_figures::plot::{Picture, STYLE, escape, swatch};
+use taper_figures::plot::{self, Picture, escape, swatch};
 
 const CSS: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+
+/// The style sheet of a page of [sections](Section::html), with that of its pictures before it.
+pub const STYLE: [&str; 2] = [plot::STYLE, CSS];
+
+/// The script of such a page: what it says of all figures when it is loaded, `attach(figure)` says of one that came later.
+pub const SCRIPT: &str = include_str!("page.js");
 
 /// The page.
 pub(super) fn page(document: &Document) -> String {
@@ -22,7 +27,8 @@ pub(super) fn page(document: &Document) -> String {
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
          script-src 'unsafe-inline'; img-src data:\">\n\
          <link rel=\"icon\" href=\"data:,\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}{CSS}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n"
+         <title>{title}</title>\n<style>\n{}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n",
+        STYLE.concat()
     );
     for text in &document.lead {
         let _ = writeln!(out, "<p>{}</p>", escape(text));
@@ -35,28 +41,43 @@ pub(super) fn page(document: &Document) -> String {
     let mut figures = 0;
     for (number, section) in document.sections.iter().enumerate() {
         let _ = writeln!(out, "<section id=\"s{}\">\n<h2>{}</h2>", number + 1, escape(&section.title));
-        for block in &section.blocks {
-            match block {
-                Block::Text(text) => {
-                    let _ = writeln!(out, "<p>{}</p>", escape(text));
-                }
-                Block::Table(table) => {
-                    let _ = writeln!(out, "{}", table.html());
-                }
-                Block::Figure(figure) => {
-                    figures += 1;
-                    write_figure(&mut out, figure, figures);
-                }
-                Block::Code { title, text } => {
-                    let (title, text) = (escape(title), escape(text));
-                    let _ = writeln!(out, "<details><summary>{title}</summary><pre>{text}</pre></details>");
-                }
-            }
-        }
+        write_blocks(&mut out, section, &mut figures);
         out += "</section>\n";
     }
     let _ = write!(out, "</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n");
     out
+}
+
+/// What a section holds, without its title; `figures` counts the figures of the page.
+fn write_blocks(out: &mut String, section: &Section, figures: &mut usize) {
+    for block in &section.blocks {
+        match block {
+            Block::Text(text) => {
+                let _ = writeln!(out, "<p>{}</p>", escape(text));
+            }
+            Block::Table(table) => {
+                let _ = writeln!(out, "{}", table.html());
+            }
+            Block::Figure(figure) => {
+                *figures += 1;
+                write_figure(out, figure, *figures);
+            }
+            Block::Code { title, text } => {
+                let (title, text) = (escape(title), escape(text));
+                let _ = writeln!(out, "<details><summary>{title}</summary><pre>{text}</pre></details>");
+            }
+        }
+    }
+}
+
+impl Section {
+    /// What it holds as a piece of a page that has the [style](STYLE) and the [script](SCRIPT); `figures` counts the figures of
+    /// the page.
+    pub fn html(&self, figures: &mut usize) -> String {
+        let mut out = String::new();
+        write_blocks(&mut out, self, figures);
+        out
+    }
 }
 
 fn write_figure(out: &mut String, figure: &Figure, number: usize) {

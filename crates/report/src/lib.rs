@@ -28,8 +28,8 @@ mod subject;
 
 pub use document::{Block, Document, Figure, Form, Panel, Section, View};
 pub use group::{Choice, Group, Task, tasks};
-pub(crate) use load::once;
-pub use load::{Extent, ReportError, Run, Runs, load, read};
+pub use html::{SCRIPT, STYLE};
+pub use load::{Extent, ReportError, Run, Runs, about, load, once, read};
 
 use taper_figures::stats::Interval;
 use taper_figures::table::{Table, amount, mean_text};
@@ -51,23 +51,39 @@ pub fn document(title: &str, runs: &Runs) -> Document {
 
 /// Everything of a report but its tables of results: statistics, figures, runs, recipes, and what could not be read.
 pub fn sections(tasks: &[Task], runs: &Runs) -> Vec<Section> {
-    let figures = |title: &str, figures: Vec<Figure>| {
-        Section::new(title, figures.into_iter().map(Block::Figure).collect())
-    };
     let statistics = statistics::tables(tasks).into_iter().map(Block::Table).collect();
-    let mut sections = vec![
-        Section::new("What the runs can show", statistics),
-        figures("Learning curves", curves::figures(tasks)),
-        figures("Sensitivity", sensitivity::figures(tasks)),
-        figures(&format!("Inside {}", subject::SUBJECT.title), probe::figures(tasks)),
-        Section::new("Runs and recipes", recipes(tasks)),
-    ];
+    let mut sections = vec![Section::new("What the runs can show", statistics)];
+    sections.extend(figures(tasks));
+    sections.push(Section::new("Runs and recipes", recipes(tasks)));
     if !runs.problems.is_empty() {
         let lines = runs.problems.iter().cloned().map(Block::Text).collect();
         sections.push(Section::new("What was left out or could not be read", lines));
     }
     sections.retain(|section| !section.blocks.is_empty());
     sections
+}
+
+/// The figures of a report.
+pub fn figures(tasks: &[Task]) -> Vec<Section> {
+    let figures = |title: &str, figures: Vec<Figure>| {
+        Section::new(title, figures.into_iter().map(Block::Figure).collect())
+    };
+    vec![
+        figures("Learning curves", curves::figures(tasks)),
+        figures("Sensitivity", sensitivity::figures(tasks)),
+        figures(&format!("Inside {}", subject::SUBJECT.title), probe::figures(tasks)),
+    ]
+}
+
+/// Figures of runs that go on: what was logged step by step, and how much every layer's steps change it.
+pub fn under_way(tasks: &[Task]) -> Vec<Section> {
+    let figures = |title: &str, figures: Vec<Figure>| {
+        Section::new(title, figures.into_iter().map(Block::Figure).collect())
+    };
+    vec![
+        figures("Step by step", curves::by_step(tasks)),
+        figures("Update-to-weight ratio", probe::ratios(tasks)),
+    ]
 }
 
 fn lead(runs: &Runs, tasks: &[Task]) -> String {

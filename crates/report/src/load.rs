@@ -64,6 +64,13 @@ impl Run {
         self.records.last().map_or(0, |record| record.step)
     }
 
+    /// Finds out anew by which metric it is judged, where it left no summary to say so: its measurements have changed.
+    pub fn judge(&mut self) {
+        if self.status == Status::Interrupted {
+            self.metric = metric(&self.recipe, &self.records);
+        }
+    }
+
     /// The split it is judged on: the test set, or the function itself.
     pub fn split(&self) -> Split {
         if self.is_problem() { Split::Train } else { Split::Test }
@@ -144,7 +151,7 @@ pub fn load(folders: &[PathBuf]) -> Result<Runs, ReportError> {
 
 /// Every seed of a configuration once, however many folders have it: one that finished before one that did not, then by
 /// name, not by path, since the order must not depend on where the runs lie. What does not count is named.
-pub(crate) fn once(mut runs: Vec<Run>, problems: &mut Vec<String>) -> Vec<Run> {
+pub fn once(mut runs: Vec<Run>, problems: &mut Vec<String>) -> Vec<Run> {
     runs.sort_by(|a, b| a.folder.cmp(&b.folder));
     let mut place: BTreeMap<(BTreeMap<String, String>, u64), usize> = BTreeMap::new();
     let mut kept: Vec<Run> = Vec::new();
@@ -191,10 +198,24 @@ fn extent(reading: &folder::Reading) -> Extent {
 
 /// Reads one run; what is damaged beyond use is an error, what is damaged at its end is noted.
 pub fn read(folder: &Path, problems: &mut Vec<String>) -> Result<Run, String> {
+    named(folder, folder::read(folder), problems)
+}
+
+/// What a run is and how it ended, without its measurements: for whoever follows them as they are made, and says
+/// [`Run::judge`] when there are some.
+pub fn about(folder: &Path, problems: &mut Vec<String>) -> Result<Run, String> {
+    named(folder, folder::about(folder), problems)
+}
+
+fn named(
+    folder: &Path,
+    reading: Result<folder::Reading, String>,
+    problems: &mut Vec<String>,
+) -> Result<Run, String> {
     let name =
         folder.canonicalize().ok().and_then(|f| f.file_name().map(|n| n.to_string_lossy().into_owned()));
     let name = name.unwrap_or_else(|| folder.display().to_string());
-    let reading = folder::read(folder).map_err(|what| format!("{name}: {what}: the run is left out"))?;
+    let reading = reading.map_err(|what| format!("{name}: {what}: the run is left out"))?;
     problems.extend(reading.problems.iter().map(|what| format!("{name}: {what}")));
     let extent = extent(&reading);
     let folder::Reading { recipe, recipe_text, records, summary, .. } = reading;

@@ -1,6 +1,8 @@
 "use strict";
 // Shows and hides what the page already holds, and reads out the values under the pointer.
-for (const figure of document.querySelectorAll("figure")) {
+for (const figure of document.querySelectorAll("figure")) attach(figure);
+
+function attach(figure) {
   const panels = [...figure.querySelectorAll(".panel")];
   const hidden = new Set();
 

@@ -9,6 +9,7 @@ use super::document::{Figure, Panel, View};
 use super::group::{Group, Task};
 use super::load::Run;
 use super::subject::SUBJECT;
+use std::collections::BTreeMap;
 use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, short};
 use taper_figures::table::Table;
 use taper_train::run::{Record, Split};
@@ -106,6 +107,54 @@ fn figure(task: &Task) -> Option<Figure> {
         task.title()
     );
     Some(Figure { caption, panels, data })
+}
+
+/// More layers than this are not told apart; those whose ratios are the largest are drawn.
+const MOST_LAYERS: usize = 8;
+
+/// How much of every parameter tensor a step changes: one figure for every task whose runs were probed, a panel a configuration.
+pub(super) fn ratios(tasks: &[Task]) -> Vec<Figure> {
+    let of = |task: &Task| {
+        let panels: Vec<Panel> =
+            task.groups.iter().filter_map(|group| ratio_panel(task, group)).take(MOST_PANELS).collect();
+        let caption = format!(
+            "{}: the norm of a step by the norm of the tensor that it changes, one seed a panel; of more than {MOST_LAYERS} \
+             tensors those whose last ratios are the largest.",
+            task.title()
+        );
+        (!panels.is_empty()).then(|| Figure { caption, panels, data: Table::default() })
+    };
+    tasks.iter().filter_map(of).collect()
+}
+
+fn ratio_panel(task: &Task, group: &Group) -> Option<Panel> {
+    const PREFIX: &str = "update_ratio/";
+    let probes = |run: &&Run| run.records.iter().any(|record| record.split == Split::Probe);
+    let run = group.runs.iter().find(probes)?;
+    let mut layers: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for record in run.records.iter().filter(|record| record.split == Split::Probe) {
+        for (name, value) in &record.values {
+            if let Some(layer) = name.strip_prefix(PREFIX) {
+                layers.entry(layer).or_default().push((run.time(record) as f64, *value));
+            }
+        }
+    }
+    let mut layers: Vec<(&str, Vec<(f64, f64)>)> = layers.into_iter().collect();
+    let last = |points: &[(f64, f64)]| points.last().map_or(f64::NEG_INFINITY, |(_, y)| *y);
+    layers.sort_by(|(_, a), (_, b)| last(b).total_cmp(&last(a)));
+    layers.truncate(MOST_LAYERS);
+    let line =
+        |(style, (layer, points)): (usize, (&str, Vec<(f64, f64)>))| Series::line(layer, style, points);
+    let series: Vec<Series> = layers.into_iter().enumerate().map(line).collect();
+    if series.is_empty() {
+        return None;
+    }
+    let text = curves::text(task, "update-to-weight ratio", &series);
+    let chart =
+        Chart {
+            y_scale: Scale::Log, series, ..Chart::new(&group.label, &text, task.clock(), "‖Δw‖ / ‖w‖")
+        };
+    Some(panel(chart))
 }
 
 fn panel(chart: Chart) -> Panel {

@@ -7,6 +7,7 @@ mod eval;
 mod export;
 mod init;
 mod keys;
+mod on_end;
 mod optimizers;
 mod picture;
 mod plan;
@@ -19,9 +20,11 @@ mod reproduce;
 mod schema;
 mod signals;
 mod sweep;
+mod track;
 mod train;
 mod trained;
 mod verify;
+mod watch;
 
 use crate::log;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -33,7 +36,7 @@ use taper_data::{DataError, Search};
 use taper_kernels::Isa;
 use taper_train::Registries;
 use taper_train::recipe::RecipeError;
-use taper_train::run::RunError;
+use taper_train::run::{RunError, Show};
 
 /// Trains networks from recipes, to the bit the same every time.
 #[derive(Parser)]
@@ -73,6 +76,9 @@ struct Common {
     /// Show no progress
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// Progress as lines, as for a log, also on a terminal
+    #[arg(long, global = true)]
+    plain: bool,
     /// What to tell: debug says which data, kernels and checkpoints were chosen [default: info, with --quiet warn]
     #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug"])]
     log: Option<String>,
@@ -83,6 +89,15 @@ impl Common {
         let default = if self.quiet { "warn" } else { "info" };
         // The names that clap lets pass are levels.
         self.log.as_deref().unwrap_or(default).parse().unwrap_or(tracing::Level::INFO)
+    }
+
+    /// What is shown of progress.
+    fn show(&self) -> Show {
+        match (self.quiet, self.plain) {
+            (true, _) => Show::Quiet,
+            (_, true) => Show::Plain,
+            _ => Show::Auto,
+        }
     }
 
     /// The instruction set that was asked for, if one was.
@@ -112,6 +127,8 @@ enum Command {
     Predict(predict::Args),
     Export(export::Args),
     Report(report::Args),
+    Watch(watch::Args),
+    Track(track::Args),
     Reproduce(reproduce::Args),
     Data(data::Args),
     Bench(bench::Args),
@@ -263,6 +280,8 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Predict(command) => predict::run(&command, &args.common, registries),
         Command::Export(command) => export::run(&command, &args.common, registries),
         Command::Report(command) => report::run(&command),
+        Command::Watch(command) => watch::run(&command, &args.common),
+        Command::Track(command) => track::run(&command, &args.common),
         Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),
         Command::Data(command) => data::run(&command, &args.common, registries),
         Command::Bench(command) => bench::run(&command, &args.common, isa),

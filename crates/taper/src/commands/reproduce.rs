@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use taper_report::Form;
 use taper_report::reproduce::{self, Cell, Plan, Published, Scale, Target};
-use taper_train::run::{Options, Show};
+use taper_train::run::Options;
 use taper_train::sweep::{Ended, Processes, Sweep, Workers};
 use taper_train::{Recipe, Registries};
 
@@ -160,7 +160,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        show: common.show(),
         stop: signals::stop_flag(),
         ..Options::default()
     };

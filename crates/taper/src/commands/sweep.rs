@@ -1,11 +1,12 @@
+use super::on_end::{self, Ended};
 use super::{Common, Failure, report, signals};
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use taper_report::{Form, document, load};
-use taper_train::run::{Options, Show, check_ranks};
+use taper_train::run::{Options, check_ranks};
 use taper_train::sweep::slurm::{self, SlurmError};
-use taper_train::sweep::{Cell, Ended, Processes, State, Sweep, Workers, lint, table};
+use taper_train::sweep::{Cell, Ended as SweepEnded, Processes, State, Sweep, Workers, lint, table};
 use taper_train::{Recipe, Registries};
 
 /// Does what is missing of a recipe's runs and prints their table
@@ -49,6 +50,10 @@ pub struct Args {
     /// Goes on where the file system's locks do not reach other machines: no other sweep works in this folder
     #[arg(long)]
     alone: bool,
+    /// Runs a command when the sweep has ended, however it did: TAPER_OUTCOME is finished, interrupted or failed, TAPER_DONE of
+    /// TAPER_ALL runs have a result
+    #[arg(long, value_name = "COMMAND")]
+    on_end: Option<String>,
     /// One JSON object a configuration in place of the table
     #[arg(long)]
     json: bool,
@@ -63,12 +68,21 @@ enum Launcher {
 }
 
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let mut ended = Ended::default();
+    let result = sweep(args, common, registries, &mut ended);
+    if let Some(command) = &args.on_end {
+        on_end::tell(command, "sweep", &result, &ended);
+    }
+    result
+}
+
+fn sweep(args: &Args, common: &Common, registries: &Registries, ended: &mut Ended) -> Result<(), Failure> {
     let forms = args.out.iter().map(|path| report::form(path)).collect::<Result<Vec<Form>, _>>()?;
     let recipe = Recipe::load(&args.recipe, &args.set, registries)?;
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        show: common.show(),
         stop: signals::stop_flag(),
         ..Options::default()
     };
@@ -80,7 +94,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if !common.quiet {
         lint::recipes(std::slice::from_ref(&recipe)).iter().for_each(|finding| eprintln!("note: {finding}"));
     }
-    if !go_on(args, common, &mut sweep, &recipe, registries, &devices)? {
+    let went = go_on(args, common, &mut sweep, &recipe, registries, &devices);
+    ended.runs = Some(done(&sweep));
+    if !went? {
         return Ok(());
     }
     let cells = sweep.cells();
@@ -100,7 +116,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         eprintln!("warning: every configuration of {name} diverged: there is nothing to confirm");
     }
     let mut fresh = Sweep::open(&chosen.recipes, registries, &options)?;
-    if !go_on(args, common, &mut fresh, &recipe, registries, &devices)? {
+    let went = go_on(args, common, &mut fresh, &recipe, registries, &devices);
+    ended.runs = Some(done(&fresh));
+    if !went? {
         return Ok(());
     }
     if !args.json {
@@ -108,6 +126,12 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     }
     show(args, &fresh.cells())?;
     finish(&recipe.name, &fresh, args, &forms)
+}
+
+/// The runs with a result, and all.
+fn done(sweep: &Sweep) -> (usize, usize) {
+    let all = sweep.runs().len();
+    (all - sweep.missing().count(), all)
 }
 
 /// Does what is missing, or says what that is. True if there is a table to print.
@@ -159,7 +183,7 @@ fn go_on(
         args: run_args(common),
         devices: devices.to_vec(),
     };
-    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
+    if sweep.run(registries, &Workers::Processes(processes))? == SweepEnded::Interrupted {
         let missing = sweep.missing().count();
         let message = format!("stopped with {missing} of {all} runs to do; the same command goes on");
         return Err(Failure { message, code: 130 });

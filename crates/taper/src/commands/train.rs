@@ -1,17 +1,20 @@
+use super::on_end::{self, Ended};
 use super::ranks::Ranks;
 use super::{Common, Failure, picture, print_path, signals};
 use crate::bench;
 use crate::profile::Profile;
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use taper_figures::table::Table;
 use taper_train::run::{self, Options, Outcome, RunError, Show, Status, Watch};
 use taper_train::sweep::BUSY;
 use taper_train::{Recipe, Registries};
+use taper_watch::tui;
 
 /// Trains recipes; goes on by itself where a run was interrupted
 ///
@@ -46,6 +49,13 @@ pub struct Args {
     /// Waits where another process is at work on a run, rather than to fail
     #[arg(long)]
     wait: bool,
+    /// Runs a command when training has ended, however it did: TAPER_OUTCOME is finished, diverged, interrupted or failed, TAPER_RUN
+    /// the run's folder
+    #[arg(long, value_name = "COMMAND")]
+    on_end: Option<String>,
+    /// Curves in this terminal meanwhile
+    #[arg(long, conflicts_with = "worker")]
+    tui: bool,
     #[command(flatten)]
     pub(super) ranks: Ranks,
     /// Works for a sweep: steps as JSON on standard output, stops when standard input ends
@@ -57,6 +67,16 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let mut ended = Ended::default();
+    let result = train(args, common, registries, &mut ended);
+    // Of processes that share a run, the first speaks.
+    if let Some(command) = args.on_end.as_deref().filter(|_| !args.ranks.follow()) {
+        on_end::tell(command, "train", &result, &ended);
+    }
+    result
+}
+
+fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended) -> Result<(), Failure> {
     // All recipes are read before the first is trained: a mistake in the last shows at once.
     let load = |path: &PathBuf| match args.resolved {
         true => resolved(path, &args.set, registries),
@@ -66,12 +86,21 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for run in recipes.iter().flat_map(Recipe::runs) {
         run::check_ranks(run, args.ranks.count())?;
     }
+    if args.tui && common.show() != Show::Auto {
+        return Err(Failure::usage("error: --tui shows curves: leave out --quiet and --plain"));
+    }
     let team = args.ranks.start(args.worker)?;
-    let speaks = team.world.is_first() && !common.quiet && !args.worker;
+    let speaks = team.world.is_first() && !common.quiet && !args.worker && !args.tui;
+    let screen = match args.tui && team.world.is_first() {
+        true => Some(Screen::open(
+            recipes.iter().flat_map(Recipe::runs).map(|run| args.runs.join(run.directory())).collect(),
+        )?),
+        false => None,
+    };
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if speaks { Show::Auto } else { Show::Quiet },
+        show: if speaks { common.show() } else { Show::Quiet },
         stop: signals::stop_flag(),
         wait: args.wait,
         fresh: args.fresh,
@@ -96,6 +125,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for (recipe, path) in recipes.iter().zip(&args.recipes) {
         let mut outcomes = Vec::new();
         for (one, label) in recipe.runs().iter().zip(labels(recipe.runs())) {
+            last.run = Some((one.name.clone(), options.runs.join(one.directory())));
             let ended = run::run(one, registries, &options).map_err(|e| match &e {
                 RunError::Busy { .. } if args.worker => Failure { message: e.to_string(), code: BUSY },
                 _ => team.failure(e),
@@ -105,7 +135,12 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         if !team.world.is_first() {
             continue;
         }
-        report(path, &outcomes, args, speaks)?;
+        if recipes.last().is_some_and(|last| std::ptr::eq(last, recipe)) {
+            if let Some(screen) = &screen {
+                screen.close();
+            }
+        }
+        report(path, &outcomes, args, speaks || args.tui)?;
         for (one, (_, outcome)) in recipe.runs().iter().zip(&outcomes) {
             printed = printed.and(match args.json {
                 true => print_json(one, outcome),
@@ -119,6 +154,45 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     match printed {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(e.into()),
         _ => Ok(()),
+    }
+}
+
+/// The view of a training in its own terminal: it reads the runs' folders, as any other would.
+struct Screen {
+    end: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Screen {
+    fn open(runs: Vec<PathBuf>) -> Result<Self, Failure> {
+        if !std::io::stdout().is_terminal() {
+            return Err(Failure::usage("error: --tui: standard output is no terminal: leave it out"));
+        }
+        let end: Arc<AtomicBool> = Arc::default();
+        let ended = end.clone();
+        let thread = std::thread::Builder::new().name("view".into()).spawn(move || {
+            // A view that fails ends; the training does not.
+            if let Err(e) = tui::show(&runs, &ended, true) {
+                run::print(&format!("warning: --tui: {e}"));
+            }
+        });
+        let thread = thread.map_err(|e| Failure::other(format!("error: --tui: {e}")))?;
+        Ok(Self { end, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Gives the terminal back.
+    fn close(&self) {
+        self.end.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -1,7 +1,7 @@
 use super::{Common, Failure};
 use std::path::PathBuf;
 use taper_train::Registries;
-use taper_train::run::{Options, Show};
+use taper_train::run::Options;
 use taper_train::verify::verify;
 
 /// Checks a run's files and trains its first steps again, to the bit
@@ -27,7 +27,7 @@ pub struct Args {
 pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
     let options = Options {
         search: common.search(),
-        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        show: common.show(),
         stop: super::signals::stop_flag(),
         ..Options::default()
     };

@@ -219,15 +219,32 @@ pub struct Reading {
     pub problems: Vec<String>,
 }
 
-/// Reads a run's folder as far as it goes; an error only where there is no recipe to read.
-pub fn read(folder: &Path) -> Result<Reading, String> {
+/// What a run is and how it ended, without its measurements and without a look at what its seals vouch for: for whoever follows
+/// `metrics.jsonl` as it grows. An error only where there is no recipe to read.
+pub fn about(folder: &Path) -> Result<Reading, String> {
     let recipe_text =
         fs::read_to_string(folder.join("recipe.yaml")).map_err(|e| format!("recipe.yaml: {e}"))?;
     // No registry and no environment: neither is needed to read what a run was.
     let recipe = Recipe::parse("recipe.yaml", &recipe_text, &[], &Unchecked)
         .map_err(|e| format!("recipe.yaml cannot be read: {}", e.message()))?;
-    let mut problems = damage(folder);
-    let mut records: Vec<Record> = Vec::new();
+    let mut problems = Vec::new();
+    let summary: Option<Summary> = match fs::read(folder.join("summary.json")) {
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|e| problems.push(format!("summary.json: {e}"))).ok()
+        }
+        Err(_) => None,
+    };
+    if let Some(summary) = summary.as_ref().filter(|s| s.id != recipe.id()) {
+        problems.push(format!("recipe.yaml is of the run {}, summary.json of {}", recipe.id(), summary.id));
+    }
+    let subset = subset(folder);
+    Ok(Reading { recipe, recipe_text, records: Vec::new(), summary, subset, problems })
+}
+
+/// Reads a run's folder as far as it goes; an error only where there is no recipe to read.
+pub fn read(folder: &Path) -> Result<Reading, String> {
+    let mut reading = about(folder)?;
+    let (mut problems, mut records) = (damage(folder), Vec::new());
     match fs::read(folder.join("metrics.jsonl")) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
@@ -246,17 +263,8 @@ pub fn read(folder: &Path) -> Result<Reading, String> {
         }
         Err(e) => problems.push(format!("metrics.jsonl: {e}: nothing was measured")),
     }
-    let summary: Option<Summary> = match fs::read(folder.join("summary.json")) {
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|e| problems.push(format!("summary.json: {e}"))).ok()
-        }
-        Err(_) => None,
-    };
-    if let Some(summary) = summary.as_ref().filter(|s| s.id != recipe.id()) {
-        problems.push(format!("recipe.yaml is of the run {}, summary.json of {}", recipe.id(), summary.id));
-    }
-    let subset = subset(folder);
-    Ok(Reading { recipe, recipe_text, records, summary, subset, problems })
+    problems.append(&mut reading.problems);
+    Ok(Reading { records, problems, ..reading })
 }
 
 /// What the manifest says of the part of the data that was used. Of a manifest of any version, damaged elsewhere or not.

@@ -119,10 +119,48 @@ impl Pulse {
 
 /// Who is at work in a folder, as far as its name and heartbeat tell: asked without touching the lock, which has the last word.
 pub(crate) fn holder(folder: &Path) -> Option<String> {
+    at_work(folder).map(|at_work| at_work.to_string())
+}
+
+/// A process that is at work on a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtWork {
+    holder: Holder,
+    /// Whether it is a process of this machine.
+    pub here: bool,
+    /// The time since its last sign of life; it gives one every quarter of a minute.
+    pub silent: Duration,
+}
+
+impl AtWork {
+    /// Its number on its machine.
+    pub fn process(&self) -> u32 {
+        self.holder.process
+    }
+
+    /// Its machine.
+    pub fn host(&self) -> &str {
+        &self.holder.host
+    }
+
+    /// Whether the process of its number on this machine is still the one that holds the run, and not a later one.
+    pub fn is_same(&self) -> bool {
+        self.here && started(self.holder.process).is_some_and(|started| started == self.holder.started)
+    }
+}
+
+impl fmt::Display for AtWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.holder.said(Holder::this(), self.silent))
+    }
+}
+
+/// Who is at work on the run in a folder, as far as its lock file tells; nothing is touched.
+pub fn at_work(folder: &Path) -> Option<AtWork> {
     let mut file = File::open(folder.join(".lock")).ok()?;
     let holder = Holder::read(&mut file)?;
-    let age = age(&file);
-    holder.alive(Holder::this(), age).then(|| holder.said(Holder::this(), age))
+    let (silent, here) = (age(&file), holder.neighbour(Holder::this()));
+    holder.alive(Holder::this(), silent).then_some(AtWork { holder, here, silent })
 }
 
 /// Why locks in a folder cannot keep processes of several machines apart; `None` where they can, as far as this machine knows.

@@ -168,7 +168,7 @@ impl Metrics {
             file.write_all(&line).map_err(io)?;
             kill_after("metrics-line", || drop(file.flush()));
             files.copy.write_all(&line).map_err(io)?;
-            files.events.write_all(&tensorboard::event(&record)).map_err(io)?;
+            files.events.write_all(&tensorboard::event(&record, record.step as f64)).map_err(io)?;
             if files.flushed.elapsed() > LATEST {
                 files.flush().map_err(io)?;
             }

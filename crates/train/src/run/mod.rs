@@ -34,12 +34,12 @@ pub(crate) mod number;
 pub(crate) mod open;
 mod optimizers;
 mod problem;
-mod progress;
+pub(crate) mod progress;
 mod ranks;
 mod shards;
 pub(crate) mod summary;
 pub(crate) mod task;
-pub(crate) mod tensorboard;
+pub mod tensorboard;
 mod timing;
 mod watch;
 pub(crate) mod weights;
@@ -47,6 +47,7 @@ mod writer;
 
 pub use error::RunError;
 pub use inspect::{Inspection, Part, inspect};
+pub use lock::{AtWork, at_work};
 pub use manifest::set_revision;
 pub use metrics::{Record, Split};
 pub use progress::Show;
@@ -513,8 +514,9 @@ impl Run<'_> {
         let (lr, epochs) = (self.optimizers.lr() * scheduled, self.epochs);
         let (metrics, metric) = (&self.metrics, self.metric);
         self.progress.step(step, self.steps, || {
-            let measured = [Split::Val, Split::Test].map(|split| metrics.shown(split, metric)).concat();
-            format!("epoch {epoch}/{epochs}  loss {}  lr {lr:.3e}{measured}", progress::short("loss", raw))
+            let last = |split: Split| Some((split.name(), metric, metrics.last(split, metric)?.0));
+            let measured = [Split::Test, Split::Val].into_iter().find_map(last);
+            progress::Now { epoch, epochs, loss: raw, lr, measured }
         });
         self.options.watch.tick(Tick { step, steps: self.steps, epoch, epochs, loss: raw });
         if let Some((loss, norm)) = logged {

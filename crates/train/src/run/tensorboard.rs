@@ -1,29 +1,30 @@
 //! TensorBoard's event file: length-framed protobuf records with masked CRC-32C checksums.
 //!
 //! Scalars need three small messages, so they are encoded here: a protobuf crate would bring a code generator.
-//! The time of an event is its step in seconds, so that equal runs have equal bytes.
+//! The time of an event is its step in seconds, so that equal runs have equal bytes; `taper track --to tensorboard` makes a file
+//! with true times of it, of the same pieces.
 use super::metrics::Record;
 
 /// The file's name in a run's folder.
 pub(crate) const FILE: &str = "events.out.tfevents.0.taper";
 
-/// The first record: which version of the format follows.
-fn header() -> Vec<u8> {
-    let mut event = double(1, 0.0);
+/// The first record: which version of the format follows, and when it begins.
+pub fn header(time: f64) -> Vec<u8> {
+    let mut event = double(1, time);
     event.extend(bytes(3, b"brain.Event:2"));
     frame(&event)
 }
 
 /// The whole file of these records.
 pub(crate) fn file(records: &[Record]) -> Vec<u8> {
-    records.iter().fold(header(), |mut file, record| {
-        file.extend(event(record));
+    records.iter().fold(header(0.0), |mut file, record| {
+        file.extend(event(record, record.step as f64));
         file
     })
 }
 
-/// A record of metrics as one event.
-pub(crate) fn event(record: &Record) -> Vec<u8> {
+/// A record of metrics as one event, at a time.
+pub fn event(record: &Record, time: f64) -> Vec<u8> {
     let mut summary = Vec::new();
     for (name, value) in &record.values {
         let mut scalar = bytes(1, format!("{name}/{}", record.split.name()).as_bytes());
@@ -31,14 +32,20 @@ pub(crate) fn event(record: &Record) -> Vec<u8> {
         scalar.extend((*value as f32).to_le_bytes());
         summary.extend(bytes(1, &scalar));
     }
-    let mut event = double(1, record.step as f64);
+    summary_event(&summary, record.step, time)
+}
+
+/// An event that holds a `Summary`.
+pub fn summary_event(summary: &[u8], step: u64, time: f64) -> Vec<u8> {
+    let mut event = double(1, time);
     event.push(2 << 3); // step, a varint
-    event.extend(varint(record.step));
-    event.extend(bytes(5, &summary));
+    event.extend(varint(step));
+    event.extend(bytes(5, summary));
     frame(&event)
 }
 
-fn frame(data: &[u8]) -> Vec<u8> {
+/// A record of the file: its length, the data, and their checksums.
+pub fn frame(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut out = length.to_vec();
     out.extend(masked_crc(&length).to_le_bytes());
@@ -47,20 +54,23 @@ fn frame(data: &[u8]) -> Vec<u8> {
     out
 }
 
-fn double(field: u8, value: f64) -> Vec<u8> {
+/// A field of 64 bits.
+pub fn double(field: u8, value: f64) -> Vec<u8> {
     let mut out = vec![field << 3 | 1];
     out.extend(value.to_le_bytes());
     out
 }
 
-fn bytes(field: u8, data: &[u8]) -> Vec<u8> {
+/// A field of bytes: a text, or another message.
+pub fn bytes(field: u8, data: &[u8]) -> Vec<u8> {
     let mut out = vec![field << 3 | 2];
     out.extend(varint(data.len() as u64));
     out.extend(data);
     out
 }
 
-fn varint(mut value: u64) -> Vec<u8> {
+/// A number in as few bytes as it takes.
+pub fn varint(mut value: u64) -> Vec<u8> {
     let mut out = Vec::new();
     while value >= 0x80 {
         out.push(value as u8 | 0x80);

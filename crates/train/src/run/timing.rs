@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The clock of one session of a run.
 pub(crate) struct Timing {
@@ -39,6 +39,7 @@ impl Timing {
             "steps_per_second": steps as f64 / seconds,
             "threads": rayon::current_num_threads(),
             "peak_mb": peak_megabytes(),
+            "ended": SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
         });
         let mut options = fs::OpenOptions::new();
         let mut file = options.append(true).create(true).open(path).map_err(RunError::io(path))?;

@@ -1,9 +1,9 @@
 //! What the user sees of a sweep: on a terminal a bar a running job and the grid as it fills, else a line a run.
 use super::{Run, State, Sweep};
+use crate::run::progress::{Clock, columns, cut, fitted, left_text, short};
 use crate::run::{Show, Status, Tick};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::{BTreeMap, HashMap};
-use std::io::IsTerminal;
 use taper_figures::table::{amount, unit};
 
 /// More rows than this leave no room for the bars; the others are counted.
@@ -19,8 +19,11 @@ pub(super) struct View {
 /// Bars and grid on a terminal.
 struct Screen {
     all: MultiProgress,
-    jobs: BTreeMap<usize, ProgressBar>,
+    /// The bar of every run under way, with its time since the first step.
+    jobs: BTreeMap<usize, (ProgressBar, Option<Clock>)>,
     overall: ProgressBar,
+    /// Runs since this sweep began.
+    clock: Clock,
     /// The row of each run, its place in the row, and the rows' bars.
     place: Vec<(usize, usize)>,
     rows: Vec<(ProgressBar, String, Vec<String>)>,
@@ -31,8 +34,7 @@ impl View {
         let quiet = sweep.options.show == Show::Quiet;
         let total = sweep.runs.len();
         let done = total - sweep.missing().count();
-        let terminal = !quiet && std::io::stderr().is_terminal();
-        let screen = terminal.then(|| Screen::new(sweep, done));
+        let screen = sweep.options.show.draws().then(|| Screen::new(sweep, done));
         let view = Self { quiet, total, done, screen };
         if done > 0 {
             view.line(&format!("{done} of {total} runs were done before"));
@@ -49,16 +51,24 @@ impl View {
     }
 
     pub fn tick(&mut self, index: usize, tick: Tick) {
-        if let Some(bar) = self.screen.as_ref().and_then(|screen| screen.jobs.get(&index)) {
-            if bar.length() == Some(0) {
-                // Its time starts with its first step, not with its process.
-                bar.set_style(style("{prefix} {wide_bar:.cyan/dim} {pos}/{len} steps  {msg}  {eta} left"));
-                bar.reset_eta();
-            }
-            bar.set_length(tick.steps);
-            bar.set_position(tick.step);
-            bar.set_message(format!("epoch {}/{}  loss {:.4}", tick.epoch, tick.epochs, tick.loss));
-        }
+        let Some((bar, clock)) = self.screen.as_mut().and_then(|screen| screen.jobs.get_mut(&index)) else {
+            return;
+        };
+        // Its time starts with its first step, not with its process.
+        let clock = clock.get_or_insert_with(|| {
+            bar.set_style(style("{prefix} {wide_bar:.cyan/dim} {msg}"));
+            Clock::new(tick.step)
+        });
+        let left = clock.rate(tick.step).map(|rate| tick.steps.saturating_sub(tick.step) as f64 / rate);
+        let parts = [
+            format!("{} %", tick.step.saturating_mul(100) / tick.steps.max(1)),
+            format!("epoch {}/{}", tick.epoch, tick.epochs),
+            format!("loss {}", short("loss", tick.loss)),
+            left_text(left),
+        ];
+        bar.set_length(tick.steps);
+        bar.set_position(tick.step);
+        bar.set_message(fitted(&parts, &[0, 2, 3, 1], columns() / 2));
     }
 
     /// A run that was started belongs to another process.
@@ -75,7 +85,7 @@ impl View {
         self.done += usize::from(run.state != State::Missing);
         if let Some(screen) = &mut self.screen {
             screen.ended(run, index);
-            screen.overall.set_position(self.done as u64);
+            screen.done(self.done as u64, self.total as u64);
         }
         let (done, total, label) = (self.done, self.total, run.label());
         match &run.state {
@@ -124,12 +134,12 @@ impl Screen {
             place.push((row, rows[row].1.len()));
             rows[row].1.push(mark(run));
         }
-        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0).min(columns() / 2);
         let hidden = rows.len().saturating_sub(ROWS);
         let bar = |(label, marks): (String, Vec<String>)| {
             let bar = all.add(ProgressBar::new(0).with_style(style("{prefix}{msg}")));
-            bar.set_prefix(format!("{label:width$}"));
-            bar.set_message(joined(&marks));
+            bar.set_prefix(format!("{:width$}", cut(&label, width)));
+            bar.set_message(joined(&marks, columns().saturating_sub(width)));
             (bar, label, marks)
         };
         let rows = rows.into_iter().take(ROWS).map(bar).collect();
@@ -139,23 +149,29 @@ impl Screen {
         }
         let total = sweep.runs.len() as u64;
         let overall =
-            ProgressBar::new(total).with_style(style("{wide_bar:.cyan/dim} {pos}/{len} runs  {elapsed}"));
+            ProgressBar::new(total).with_style(style("{wide_bar:.cyan/dim} {pos}/{len} runs  {msg}"));
         let overall = all.add(overall.with_position(done as u64));
-        overall.tick();
-        Self { all, jobs: BTreeMap::new(), overall, place, rows }
+        overall.set_message(left_text(None));
+        Self { all, jobs: BTreeMap::new(), overall, clock: Clock::new(done as u64), place, rows }
+    }
+
+    fn done(&self, done: u64, total: u64) {
+        let left = self.clock.rate(done).map(|rate| total.saturating_sub(done) as f64 / rate);
+        self.overall.set_message(left_text(left));
+        self.overall.set_position(done);
     }
 
     fn started(&mut self, label: &str, index: usize) {
         let bar = ProgressBar::new(0).with_style(style("{prefix} starting"));
         let bar = self.all.insert_before(&self.overall, bar);
-        bar.set_prefix(label.to_owned());
+        bar.set_prefix(cut(label, columns() / 3));
         bar.tick();
-        self.jobs.insert(index, bar);
+        self.jobs.insert(index, (bar, None));
         self.set(index, "▸".to_owned());
     }
 
     fn ended(&mut self, run: &Run, index: usize) {
-        if let Some(bar) = self.jobs.remove(&index) {
+        if let Some((bar, _)) = self.jobs.remove(&index) {
             bar.finish_and_clear();
             self.all.remove(&bar);
         }
@@ -166,7 +182,7 @@ impl Screen {
         let (row, column) = self.place[index];
         if let Some((bar, _, marks)) = self.rows.get_mut(row) {
             marks[column] = mark;
-            bar.set_message(joined(marks));
+            bar.set_message(joined(marks, columns().saturating_sub(bar.prefix().chars().count())));
         }
     }
 }
@@ -176,10 +192,18 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// A row of the grid.
-fn joined(marks: &[String]) -> String {
-    marks.iter().map(|mark| format!("{mark:>9}")).collect()
+/// A row of the grid, as far as it fits; the last place then says that there are more.
+fn joined(marks: &[String], room: usize) -> String {
+    let most = (room / PLACE).max(1);
+    let row = |marks: &[String]| marks.iter().map(|mark| format!("{mark:>PLACE$}")).collect::<String>();
+    match marks.len() > most {
+        true => row(&marks[..most - 1]) + &format!("{:>PLACE$}", "…"),
+        false => row(marks),
+    }
 }
+
+/// The columns of a place in the grid.
+const PLACE: usize = 9;
 
 /// A run's place in the grid: its value, or a sign.
 fn mark(run: &Run) -> String {

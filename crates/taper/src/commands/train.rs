@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(long, value_name = "COMMAND")]
     on_end: Option<String>,
     /// Curves in this terminal meanwhile
-    #[arg(long, conflicts_with = "worker")]
+    #[arg(long)]
     tui: bool,
     #[command(flatten)]
     pub(super) ranks: Ranks,

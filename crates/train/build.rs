@@ -3,7 +3,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn main() -> std::io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
+    // Asked for now: a build folder may have come from another checkout.
+    let root = variable("CARGO_MANIFEST_DIR").join("../..");
     let mut files = Vec::new();
     for folder in ["configs", "recipes"] {
         println!("cargo::rerun-if-changed={}", root.join(folder).display());
@@ -16,8 +18,7 @@ fn main() -> std::io::Result<()> {
         code += &format!("    ({name:?}, include_str!({:?})),\n", file.canonicalize()?);
     }
     code += "]\n";
-    let out = std::env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default();
-    fs::write(out.join("inside.rs"), code)
+    fs::write(variable("OUT_DIR").join("inside.rs"), code)
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {

@@ -233,7 +233,7 @@ fn laptop(
     let options = Options {
         runs: args.runs.clone(),
         search: common.search(),
-        show: if common.quiet { Show::Quiet } else { Show::Auto },
+        show: common.show(),
         stop: signals::stop_flag(),
         ..Options::default()
     };

@@ -7,7 +7,7 @@ use taper_figures::plot::told_apart;
 use taper_figures::stats::{self, Better, Interval};
 use taper_train::recipe::Recipe;
 use taper_train::run::{Split, Status};
-use taper_train::sweep::settings::{Unequal, settings, unequal};
+use taper_train::sweep::settings::{Unequal, settings, shown, unequal};
 
 /// Runs of one recipe but for the seed.
 #[derive(Clone, Debug)]
@@ -229,8 +229,8 @@ fn labelled(groups: BTreeMap<String, Vec<Run>>) -> Vec<Group> {
         for key in keys.into_iter().filter(|key| differs(key)) {
             let short = key.strip_prefix("optimizer.").unwrap_or(key);
             let texts = texts(&peers, key);
-            let own = own.get(key).map(|exact| texts.get(exact).unwrap_or(exact));
-            let text = match own.map_or("none", String::as_str) {
+            let exact = shown(own, key);
+            let text = match texts.get(&exact).unwrap_or(&exact).as_str() {
                 // What is off needs no word.
                 "false" => continue,
                 "true" => short.to_owned(),

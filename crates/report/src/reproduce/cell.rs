@@ -3,11 +3,10 @@ use super::Target;
 use super::published::{Published, Shown};
 use super::verdict::Expected;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::path::Path;
 use taper_figures::plot::exact;
 use taper_train::recipe::{Data, Recipe, RecipeError, Sections};
-use taper_train::sweep::settings::settings;
+use taper_train::sweep::settings::{settings, shown};
 
 /// How much of an experiment to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -235,13 +234,11 @@ fn reductions(paper: &Recipe, run: &Recipe) -> Vec<Reduction> {
     };
     let (before, after) = (settings(paper), settings(run));
     let paths: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let value =
-        |of: &BTreeMap<String, String>, path: &str| of.get(path).cloned().unwrap_or_else(|| "none".into());
     let changed = paths.into_iter().filter(|path| before.get(*path) != after.get(*path));
     let reduction = |path: &String| Reduction {
         setting: path.clone(),
-        paper: value(&before, path),
-        ours: value(&after, path),
+        paper: shown(&before, path),
+        ours: shown(&after, path),
     };
     changed.map(reduction).collect()
 }

@@ -1,8 +1,9 @@
 //! What of a recipe decides a result, and where configurations that stand side by side differ.
 use crate::Recipe;
-use crate::recipe::changes_no_result;
+use crate::recipe::{built_in, changes_no_result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::OnceLock;
 use taper_figures::plot::exact;
 
 /// Settings that change only the draw, or where it is computed.
@@ -40,6 +41,19 @@ pub fn settings(recipe: &Recipe) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// A setting of [`settings`], for people: one that a recipe leaves out has its default, or is none.
+pub fn shown(settings: &BTreeMap<String, String>, path: &str) -> String {
+    static DEFAULTS: OnceLock<serde_json::Value> = OnceLock::new();
+    settings.get(path).cloned().unwrap_or_else(|| {
+        let default = DEFAULTS.get_or_init(built_in).pointer(&format!("/{}", path.replace('.', "/")));
+        match default {
+            Some(serde_json::Value::String(word)) => word.clone(),
+            Some(value @ (serde_json::Value::Number(_) | serde_json::Value::Bool(_))) => value.to_string(),
+            _ => "none".into(),
+        }
+    })
+}
+
 /// A setting outside of `optimizer` that not all optimizers of a comparison share.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Unequal {
@@ -68,8 +82,7 @@ pub fn unequal<'a>(
     let found = outside.map(|key| {
         let mut values: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (optimizer, settings) in all.clone() {
-            let value = settings.get(key).map_or("none", String::as_str);
-            values.entry(optimizer.to_owned()).or_default().insert(value.to_owned());
+            values.entry(optimizer.to_owned()).or_default().insert(shown(settings, key));
         }
         Unequal { key: key.clone(), values }
     });
@@ -81,7 +94,25 @@ pub fn unequal<'a>(
 pub fn obstacles(one: &BTreeMap<String, String>, other: &BTreeMap<String, String>) -> Vec<String> {
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     let differ = keys.into_iter().filter(|key| !listed(&METHOD, key) && one.get(*key) != other.get(*key));
-    let text =
-        |of: &BTreeMap<String, String>, key: &str| of.get(key).cloned().unwrap_or_else(|| "none".into());
-    differ.map(|key| format!("{key} is {} against {}", text(one, key), text(other, key))).collect()
+    differ.map(|key| format!("{key} is {} against {}", shown(one, key), shown(other, key))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_recipe_leaves_out_has_its_default() {
+        let said = BTreeMap::from([("train.precision".to_owned(), "bf16".to_owned())]);
+        assert_eq!(shown(&said, "train.precision"), "bf16");
+        for (path, text) in [
+            ("train.precision", "f32"),
+            ("train.shards", "1"),
+            ("train.shard_state", "false"),
+            ("train.clip_norm", "none"),
+            ("optimizer.c", "none"),
+        ] {
+            assert_eq!(shown(&BTreeMap::new(), path), text, "{path}");
+        }
+    }
 }

@@ -200,7 +200,7 @@ mod tests {
         // And Muon and SOAP on matrices.
         assert_eq!(count(&["optim/*/one"]).unwrap() * 2 + 5, all);
         assert_eq!(count(&["optim/adam", "optim/adam/one"]).unwrap(), 2);
-        assert_eq!(count(&["resnet18-step/128"]).unwrap(), 2);
+        assert_eq!(count(&["resnet18-step/128"]).unwrap(), 3);
         let error = count(&["optm"]).unwrap_err().to_string();
         assert!(error.starts_with("unknown benchmark `optm`; known: gemm, mlp-step"), "{error}");
     }

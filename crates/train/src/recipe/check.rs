@@ -560,7 +560,7 @@ impl Checks<'_> {
     fn precision(&self, spec: &Spec) -> Result<(), RecipeError> {
         let why = match spec.device {
             _ if spec.train.precision == Precision::F32 => return Ok(()),
-            _ if spec.problem.is_some() => "a problem is computed in f64",
+            _ if spec.problem.is_some() => "a problem has no network that multiplies",
             Device::Cuda(_) | Device::Metal => "products of bf16 are the CPU's: give `device: cpu`",
             Device::Auto | Device::Cpu => return Ok(()),
         };

@@ -33,7 +33,7 @@ pub(crate) fn normal_f32(x: f32) -> [f32; 2] {
     let e = ((p * (r * r) + r) + 1.0) * power;
     // Φ(−a) e^(a²/2) / t, a polynomial in t = 1/(1 + 0.35 a) with a relative error of 3.2e-8.
     let t = 1.0 / (1.0 + 0.35 * a);
-    let q = -2.906_060_9e-2;
+    let q = -2.906_061e-2;
     let q = q * t + 1.435_481_7e-1;
     let q = q * t - 2.548_199_2e-1;
     let q = q * t + 1.581_277_8e-1;

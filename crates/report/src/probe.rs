@@ -143,9 +143,9 @@ fn ratio_panel(task: &Task, group: &Group) -> Option<Panel> {
     let last = |points: &[(f64, f64)]| points.last().map_or(f64::NEG_INFINITY, |(_, y)| *y);
     layers.sort_by(|(_, a), (_, b)| last(b).total_cmp(&last(a)));
     layers.truncate(MOST_LAYERS);
-    let line =
-        |(style, (layer, points)): (usize, (&str, Vec<(f64, f64)>))| Series::line(layer, style, points);
-    let series: Vec<Series> = layers.into_iter().enumerate().map(line).collect();
+    let lines = layers.into_iter().enumerate();
+    let series: Vec<Series> =
+        lines.map(|(style, (layer, points))| Series::line(layer, style, points)).collect();
     if series.is_empty() {
         return None;
     }

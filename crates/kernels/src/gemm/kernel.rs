@@ -45,10 +45,11 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     /// `LANES` rows of as many elements are valid at `src` (`lds` apart) and at `dst` (`ldd` apart).
     unsafe fn transpose(self, src: *const Self::E, lds: usize, dst: *mut Self::E, ldd: usize);
 
-    /// Writes a panel of packed operands; see [`pack`]. Rows of it have [`Kernel::TERMS`] terms.
+    /// Writes a panel of packed operands: element (i, p) of width × terms lies at `from.0 + i from.1 + p from.2`, one of the two
+    /// strides is 1, and row q of the panel, at `to.0 + q to.1`, has [`Kernel::TERMS`] terms of each i.
     ///
     /// # Safety
-    /// As [`pack`].
+    /// Those elements are valid, and so are those with i below `from.3`; all rows of `to.1`, at least the width, may be written.
     unsafe fn pack(
         self,
         size: (usize, usize),

@@ -231,9 +231,9 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
     let mut pairs = room(s, batch, hidden);
     for step in 0..steps {
         let before = step.saturating_sub(1) * state;
-        // SAFETY: `super::forward` has checked all lengths, and the step before is complete.
         let (h_before, c_before) = match step {
             0 => (layer.h0, layer.c0),
+            // SAFETY: `super::forward` has checked all lengths, and the step before is complete.
             _ => unsafe { (y.read(before, state), cells.read(before, state)) },
         };
         let h_before = operand(s, h_before, hidden, &mut pairs);

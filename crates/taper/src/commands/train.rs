@@ -135,10 +135,10 @@ fn train(args: &Args, common: &Common, registries: &Registries, last: &mut Ended
         if !team.world.is_first() {
             continue;
         }
-        if recipes.last().is_some_and(|last| std::ptr::eq(last, recipe)) {
-            if let Some(screen) = &screen {
-                screen.close();
-            }
+        if recipes.last().is_some_and(|last| std::ptr::eq(last, recipe))
+            && let Some(screen) = &screen
+        {
+            screen.close();
         }
         report(path, &outcomes, args, speaks || args.tui)?;
         for (one, (_, outcome)) in recipe.runs().iter().zip(&outcomes) {

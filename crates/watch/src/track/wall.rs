@@ -3,13 +3,15 @@
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 /// The times of a run's steps, in seconds since 1970.
 #[derive(Debug, Default)]
 pub(super) struct Wall {
     /// Stretches: the steps before and after each, and when it began and ended.
     stretches: Vec<(f64, f64, f64, f64)>,
+    /// When its files last changed: all that is known of a run whose first epoch did not end.
+    last: f64,
 }
 
 impl Wall {
@@ -22,7 +24,8 @@ impl Wall {
             let time = fs::metadata(path).and_then(|about| about.modified()).ok()?;
             Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
         };
-        let last = changed(&path).or_else(|| changed(&folder.join("metrics.jsonl"))).unwrap_or_else(now);
+        let others = ["metrics.jsonl", "recipe.yaml"].map(|name| folder.join(name));
+        let last = changed(&path).or_else(|| others.iter().find_map(|path| changed(path))).unwrap_or(0.0);
         let mut after: f64 = lines.iter().filter_map(|line| line["seconds"].as_f64()).sum();
         let mut before = 0.0;
         let mut stretches = Vec::new();
@@ -38,7 +41,7 @@ impl Wall {
             stretches.push((step - taken, step, ended - seconds, ended));
             before = step;
         }
-        Self { stretches }
+        Self { stretches, last }
     }
 
     /// The last step whose time is known for certain.
@@ -48,12 +51,12 @@ impl Wall {
 
     /// When the run began.
     pub fn began(&self) -> f64 {
-        self.stretches.first().map_or_else(now, |(.., began, _)| *began)
+        self.stretches.first().map_or(self.last, |(.., began, _)| *began)
     }
 
     /// When it last ended.
     pub fn ended(&self) -> f64 {
-        self.stretches.last().map_or_else(now, |(.., ended)| *ended)
+        self.stretches.last().map_or(self.last, |(.., ended)| *ended)
     }
 
     /// When a step was taken: of the last stretch that has it.
@@ -63,15 +66,11 @@ impl Wall {
         let Some((from, to, began, ended)) =
             self.stretches.iter().rev().find(holds).or(self.stretches.last()).copied()
         else {
-            return now();
+            return self.last;
         };
         let share = if to > from { (step - from) / (to - from) } else { 1.0 };
         began + share * (ended - began)
     }
-}
-
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! The runs that there are, cheaply: thousands of folders are looked at in a moment, and those that have ended are looked at seldom.
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 use taper_figures::table::{amount, unit};
 use taper_train::run::{AtWork, Record, Status, Summary, at_work, folder};
+use taper_train::sweep;
 
 /// How often folders are listed, and runs looked at that have ended.
 const SELDOM: Duration = Duration::from_secs(5);
@@ -189,13 +190,16 @@ pub struct Catalog {
     listed: Option<Instant>,
     looked: Option<Instant>,
     problems: Vec<String>,
+    /// The runs that sweeps have before them: their folders, and what tells them from the others.
+    planned: Vec<(PathBuf, String)>,
 }
 
 impl Catalog {
     /// The runs in folders of runs, and single runs. Nothing is read yet.
     pub fn new(roots: &[PathBuf]) -> Self {
         let roots = roots.iter().map(|root| root.canonicalize().unwrap_or_else(|_| root.clone())).collect();
-        Self { roots, entries: BTreeMap::new(), version: 0, listed: None, looked: None, problems: Vec::new() }
+        let (entries, problems, planned) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { roots, entries, version: 0, listed: None, looked: None, problems, planned }
     }
 
     /// All runs, by path.
@@ -216,6 +220,21 @@ impl Catalog {
     /// Folders that cannot be listed.
     pub fn problems(&self) -> &[String] {
         &self.problems
+    }
+
+    /// The runs that have not begun, of the sweeps that some runs are of: a set's name and what tells a run from the others.
+    pub fn waiting(&self, of: &[&Entry]) -> Vec<(&str, &str)> {
+        let sets: BTreeSet<(Option<&Path>, &str)> =
+            of.iter().map(|entry| (entry.path.parent(), entry.set())).collect();
+        // Two sweeps may have a run in common.
+        let mut seen = BTreeSet::new();
+        let planned = self.planned.iter();
+        let planned = planned.filter(|(path, _)| !self.entries.contains_key(path) && seen.insert(path));
+        let planned = planned.filter_map(|(path, label)| {
+            let set = path.file_name()?.to_str()?.rsplit_once('-')?.0;
+            sets.contains(&(path.parent(), set)).then_some((set, label.as_str()))
+        });
+        planned.collect()
     }
 
     /// Looks at the folders, unless that was done a moment ago.
@@ -248,6 +267,7 @@ impl Catalog {
 
     fn list(&mut self) {
         self.problems.clear();
+        self.planned.clear();
         for root in &self.roots {
             if root.join("recipe.yaml").is_file() {
                 self.entries.entry(root.clone()).or_insert_with(|| Entry::new(root.clone()));
@@ -258,6 +278,8 @@ impl Catalog {
                     for run in runs {
                         self.entries.entry(run.clone()).or_insert_with(|| Entry::new(run));
                     }
+                    let planned = sweep::planned(root).into_iter();
+                    self.planned.extend(planned.map(|(name, label)| (root.join(name), label)));
                 }
                 // A run that was watched and is gone is said where it stands.
                 Err(_) if self.entries.contains_key(root) => {}

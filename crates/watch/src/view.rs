@@ -148,13 +148,15 @@ impl Watcher {
             let silent = entry.at_work.as_ref().map_or(0, |at_work| at_work.silent.as_secs() / 15);
             let _ = write!(known, "{}:{}:{}:{silent};", entry.version, chosen.version, chosen.pace.version());
         }
+        let waiting = self.catalog.waiting(&entries);
+        let _ = write!(known, "{waiting:?}");
         if let Some((before, knew, view)) = &self.view
             && *before == names
             && *knew == known
         {
             return view.clone();
         }
-        let sections = sections(&shown);
+        let sections = sections(&shown, &waiting);
         let sections: Vec<Value> = sections
             .iter()
             .map(|(id, title, html)| json!({ "id": id, "title": title, "html": html }))
@@ -249,7 +251,7 @@ fn curves(chosen: &Chosen) -> Vec<(String, Vec<(f64, f64)>)> {
 }
 
 /// The parts of the page: a name, a title and what is in it.
-fn sections(shown: &[(&Entry, &Chosen)]) -> Vec<(String, String, String)> {
+fn sections(shown: &[(&Entry, &Chosen)], waiting: &[(&str, &str)]) -> Vec<(String, String, String)> {
     let most = (MOST_RECORDS / shown.len().max(1)).clamp(64, 1024);
     let (mut runs, mut problems) = (Vec::new(), Vec::new());
     for (entry, chosen) in shown {
@@ -298,7 +300,7 @@ fn sections(shown: &[(&Entry, &Chosen)]) -> Vec<(String, String, String)> {
         add("problems", "To know", shown.collect());
     }
     add("workers", "Runs and workers", workers(shown));
-    add("grid", "Grid", grid(&tasks, &states));
+    add("grid", "Grid", grid(&tasks, &states) + &queue(waiting));
     let mut figures = 0;
     let ordered = taper_report::figures(&tasks).into_iter();
     let (mut curves, mut rest): (Vec<Section>, Vec<Section>) =
@@ -432,6 +434,24 @@ fn grid(tasks: &[Task], states: &HashMap<&str, (&Entry, &Chosen)>) -> String {
             out += "</tr>";
         }
         out += "</tbody></table></div>";
+    }
+    out
+}
+
+/// The runs of sweeps that have not begun.
+fn queue(waiting: &[(&str, &str)]) -> String {
+    let mut out = String::new();
+    let sets: BTreeSet<&str> = waiting.iter().map(|(set, _)| *set).collect();
+    for set in sets {
+        let labels: Vec<&str> =
+            waiting.iter().filter(|(of, _)| *of == set).map(|(_, label)| *label).collect();
+        let _ = write!(out, "<p class=\"queue\">{}: {} waiting: ", escape(set), labels.len());
+        let shown: Vec<String> = labels.iter().take(MOST_ROWS).map(|label| escape(label)).collect();
+        out += &shown.join(" · ");
+        if labels.len() > MOST_ROWS {
+            let _ = write!(out, " … and {} more", labels.len() - MOST_ROWS);
+        }
+        out += "</p>";
     }
     out
 }

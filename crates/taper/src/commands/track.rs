@@ -3,13 +3,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 use taper_watch::track::{Mlflow, TrackError, Tracker};
 
-/// Brings runs to where a team looks: MLflow, TensorBoard or files of comma-separated values
+/// Brings runs to where a team looks: MLflow, TensorBoard, Weights & Biases or files of comma-separated values
 ///
 /// Reads run folders, while runs go on or afterwards; training knows nothing of it. What was brought before is not brought again,
 /// so that the same command catches up after a server was away.
 ///
 ///   cargo xtask track runs --to mlflow --server http://127.0.0.1:5000
 ///   cargo xtask track runs/mnist-mlp-* --to tensorboard --out logs --follow
+///   cargo xtask track runs --to wandb-offline, and then: wandb sync wandb/offline-run-*
 ///   cargo xtask track runs --to csv --out tables
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -20,7 +21,7 @@ pub struct Args {
     /// Where to
     #[arg(long, value_enum)]
     to: To,
-    /// The folder for files (csv, tensorboard)
+    /// The folder for files (csv, tensorboard; wandb-offline: `wandb` unless another is named)
     #[arg(long, value_name = "DIR", required_if_eq_any([("to", "csv"), ("to", "tensorboard")]))]
     out: Option<PathBuf>,
     /// The server's address (mlflow)
@@ -43,6 +44,8 @@ enum To {
     Mlflow,
     /// TensorBoard's files with true times, histograms and hyperparameters
     Tensorboard,
+    /// Folders that Weights & Biases' own `wandb sync` uploads
+    WandbOffline,
     /// A file of comma-separated values a run
     Csv,
 }
@@ -51,11 +54,13 @@ enum To {
 const EVERY: Duration = Duration::from_secs(5);
 
 pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
-    let out = args.out.clone().unwrap_or_default();
+    // Only one of them goes without: its own tool looks there.
+    let out = args.out.clone().unwrap_or_else(|| "wandb".into());
     let usage = |e: TrackError| Failure::usage(format!("error: {e}"));
     let mut tracker = match args.to {
         To::Csv => Tracker::Csv(out),
         To::Tensorboard => Tracker::TensorBoard(out),
+        To::WandbOffline => Tracker::Wandb(out),
         To::Mlflow => {
             let limit = Duration::from_secs(args.limit);
             Tracker::Mlflow(Mlflow::new(&args.server, &args.experiment, limit).map_err(usage)?)

@@ -200,6 +200,48 @@ fn a_run_of_another_machine_is_not_stopped_from_here() {
     assert!(training.0.try_wait().unwrap().is_none(), "it was stopped");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn the_runs_that_a_sweep_has_before_it_are_waiting_and_nobody_else_minds() {
+    let place = Place::new(&[("endless.yaml", ENDLESS), ("small.yaml", SMALL)]);
+    std::fs::create_dir(place.path("runs")).unwrap();
+    // What somebody else left there says nothing.
+    std::fs::write(place.path("runs/.planned-other.json"), "{\"a\": [").unwrap();
+    std::fs::create_dir(place.path("runs/.planned-folder.json")).unwrap();
+    let page = Page::open(&place, &[]);
+    let sweep = ["sweep", "endless.yaml", "--quiet", "--set", "sweep={seeds: [1, 2, 3]}"];
+    let mut sweep = Running(place.taper(&sweep).spawn().unwrap());
+    let key = page.until("/list?since=0", |list| {
+        let run = &list["runs"][0];
+        (run[2] == "running").then(|| run[0].as_str().unwrap().to_owned())
+    });
+    let view = format!("/view?runs={key}");
+    let waits = |view: &Value| view.to_string().contains("endless: 2 waiting: seed=2 · seed=3").then_some(());
+    page.until(&view, waits);
+    let process = libc::pid_t::try_from(sweep.0.id()).unwrap();
+    // SAFETY: a signal to a child that was not waited for.
+    unsafe { libc::kill(process, libc::SIGINT) };
+    assert_eq!(sweep.0.wait().unwrap().code(), Some(130));
+    // They are still to be done.
+    page.until(&view, waits);
+    // Once all were tried nothing is left of it.
+    let output = place.run(&["sweep", "small.yaml", "--quiet", "--set", "sweep={seeds: [1, 2]}"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!place.path("runs/.planned-small.json").exists());
+    let list =
+        page.until("/list?since=0", |list| (list["runs"].as_array()?.len() == 3).then(|| list.clone()));
+    let small =
+        list["runs"].as_array().unwrap().iter().find(|run| run[1].as_str().unwrap().starts_with("small-"));
+    let view = page.json(&format!("/view?runs={}", small.unwrap()[0].as_str().unwrap())).to_string();
+    assert!(!view.contains("waiting"), "{view}");
+    // To those who read runs the folder is what it was.
+    assert!(place.path("runs/.planned-endless.json").is_file());
+    let output = place.run(&["report", "runs", "--out", "report.html"]);
+    assert!(output.status.success() && !said(&output).contains("planned"), "{}", said(&output));
+    let output = place.run(&["track", "runs", "--to", "csv", "--out", "tables"]);
+    assert!(said(&output).contains("3 runs,"), "{}", said(&output));
+}
+
 #[test]
 fn thousands_of_runs_are_listed() {
     let place = small();

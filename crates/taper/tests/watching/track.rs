@@ -84,6 +84,39 @@ fn a_server_that_is_away_or_fails_or_is_none_costs_nothing_but_a_message() {
     assert!(before == after);
 }
 
+#[test]
+fn a_server_that_takes_requests_and_never_answers_is_left_after_a_while() {
+    let place = small();
+    let before = bytes(&place.folder("small"), "metrics.jsonl");
+    let track = |listener: &TcpListener| {
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let output =
+            place.run(&["track", "runs", "--to", "mlflow", "--server", server.as_str(), "--limit", "1"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            said(&output).contains(&format!("{server}: no answer within 1 s (4 tries): nothing is lost")),
+            "{}",
+            said(&output)
+        );
+    };
+    // The system takes connections, and nobody ever reads what they say.
+    track(&TcpListener::bind("127.0.0.1:0").unwrap());
+    // Somebody reads it, begins an answer, and never ends it.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let begins = listener.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for stream in begins.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{");
+            open.push(stream);
+        }
+    });
+    track(&listener);
+    assert!(before == bytes(&place.folder("small"), "metrics.jsonl"));
+}
+
 /// A Python that has these packages.
 fn python(modules: &[&str]) -> Option<&'static str> {
     let imports: Vec<String> = modules.iter().map(|module| format!("import {module}")).collect();
@@ -145,6 +178,45 @@ fn tensorboard_has_what_the_runs_have_with_true_times() {
     assert!(said(&place.run(&track)).contains("2 runs, 0 new entries"));
     let mut read = Command::new(python);
     read.arg(tool("read_events.py")).args(["--tracked", "logs"]).current_dir(place.path(""));
+    let runs = place.path("runs").read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let read = read.args(runs).output().unwrap();
+    assert!(read.status.success(), "{}{}", String::from_utf8_lossy(&read.stdout), said(&read));
+}
+
+#[test]
+fn weights_and_biases_has_what_the_runs_have() {
+    let place = small();
+    // One that is larger than a block, and one that did not end well.
+    let long = ["train", "small.yaml", "--quiet", "--set", "train.epochs=40", "--set", "name=long"];
+    assert!(place.run(&long).status.success());
+    let diverging = ["train", "small.yaml", "--quiet", "--set", "optimizer={name: sgd, lr: 1e30}"];
+    assert_eq!(place.run(&diverging).status.code(), Some(1));
+    let track = ["track", "runs", "--to", "wandb-offline"];
+    let output = place.run(&track);
+    assert!(output.status.success(), "{}", said(&output));
+    let file = || {
+        let folders = place.path("wandb").read_dir().unwrap().map(|entry| entry.unwrap().path());
+        let id = place.folder("long").to_string_lossy().rsplit('-').next().unwrap().to_owned();
+        let folder = folders.into_iter().find(|folder| folder.to_string_lossy().ends_with(&id)).unwrap();
+        folder.join(format!("run-{id}.wandb"))
+    };
+    let whole = std::fs::read(file()).unwrap();
+    assert!(said(&place.run(&track)).contains("4 runs, 0 new entries"));
+    // What was sent before there was more is marked as sent: it is to be sent again. A half-written file is made whole.
+    let mark = file().with_extension("wandb.synced");
+    std::fs::write(&mark, "").unwrap();
+    assert!(place.run(&track).status.success());
+    assert!(mark.is_file(), "nothing is new");
+    std::fs::write(file(), &whole[..whole.len() / 2]).unwrap();
+    assert!(place.run(&track).status.success());
+    assert!(std::fs::read(file()).unwrap() == whole && !mark.exists());
+
+    let Some(python) = python(&["wandb.sdk.internal.datastore"]) else {
+        eprintln!("skipped: no Python with wandb's reader: pip install wandb==0.25.0");
+        return;
+    };
+    let mut read = Command::new(python);
+    read.arg(tool("read_wandb.py")).arg("wandb").current_dir(place.path(""));
     let runs = place.path("runs").read_dir().unwrap().map(|entry| entry.unwrap().path());
     let read = read.args(runs).output().unwrap();
     assert!(read.status.success(), "{}{}", String::from_utf8_lossy(&read.stdout), said(&read));

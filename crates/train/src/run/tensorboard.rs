@@ -62,8 +62,8 @@ pub fn double(field: u8, value: f64) -> Vec<u8> {
 }
 
 /// A field of bytes: a text, or another message.
-pub fn bytes(field: u8, data: &[u8]) -> Vec<u8> {
-    let mut out = vec![field << 3 | 2];
+pub fn bytes(field: u64, data: &[u8]) -> Vec<u8> {
+    let mut out = varint(field << 3 | 2);
     out.extend(varint(data.len() as u64));
     out.extend(data);
     out
@@ -80,14 +80,19 @@ pub fn varint(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// CRC-32C (Castagnoli), rotated and offset as TFRecord asks.
-fn masked_crc(data: &[u8]) -> u32 {
-    let crc = !data.iter().fold(!0u32, |crc, byte| {
+/// A CRC of 32 bits by its polynomial, the lowest bit first.
+pub fn crc(polynomial: u32, data: &[u8]) -> u32 {
+    !data.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(
             crc ^ u32::from(*byte),
-            |crc, _| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 },
+            |crc, _| if crc & 1 == 1 { crc >> 1 ^ polynomial } else { crc >> 1 },
         )
-    });
+    })
+}
+
+/// CRC-32C (Castagnoli), rotated and offset as TFRecord asks.
+fn masked_crc(data: &[u8]) -> u32 {
+    let crc = crc(0x82f6_3b78, data);
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 

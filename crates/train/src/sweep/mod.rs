@@ -14,6 +14,7 @@
 mod cell;
 mod confirm;
 pub mod lint;
+mod planned;
 mod processes;
 mod queue;
 pub mod settings;
@@ -23,6 +24,7 @@ mod view;
 pub use cell::text as setting_text;
 pub use cell::{Cell, Trial, table};
 pub use confirm::Confirmation;
+pub use planned::planned;
 pub use processes::{BUSY, Processes};
 
 use crate::run::{self, Inputs, Look, Options, RunError, Status, Summary};
@@ -146,13 +148,18 @@ impl Sweep {
         if self.missing().next().is_none() {
             return Ok(Ended::All);
         }
-        match workers {
+        planned::say(self);
+        let ended = match workers {
             Workers::Here => self.run_here(registries),
             Workers::Processes(processes) => {
                 let mut view = View::new(self);
                 processes::run(self, registries, processes, &mut view)
             }
+        };
+        if matches!(ended, Ok(Ended::All)) {
+            planned::done(self);
         }
+        ended
     }
 
     fn run_here(&mut self, registries: &Registries) -> Result<Ended, RunError> {

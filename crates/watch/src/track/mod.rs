@@ -7,6 +7,7 @@ mod csv;
 mod mlflow;
 mod tensorboard;
 mod wall;
+mod wandb;
 
 pub use mlflow::Mlflow;
 
@@ -160,6 +161,8 @@ pub enum Tracker {
     Csv(PathBuf),
     /// A folder of TensorBoard's, with true times.
     TensorBoard(PathBuf),
+    /// A folder a run inside this one, as the `wandb` package leaves them without a network.
+    Wandb(PathBuf),
     /// A server of MLflow.
     Mlflow(Mlflow),
 }
@@ -205,6 +208,11 @@ impl Tracker {
             Self::TensorBoard(out) => {
                 for run in &runs {
                     progress.added += tensorboard::write(run, out)?;
+                }
+            }
+            Self::Wandb(out) => {
+                for run in &runs {
+                    progress.added += wandb::write(run, out)?;
                 }
             }
             Self::Mlflow(server) => progress.added = server.track(&runs)?,

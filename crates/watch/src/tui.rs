@@ -155,6 +155,16 @@ fn fit(text: &str, width: usize) -> String {
     }
 }
 
+/// A run's name in so many columns, cut in the middle: runs of one recipe differ at the end.
+fn fit_name(name: &str, width: usize) -> String {
+    let (name, tail) = (visible(name), 6.min(width / 2));
+    let length = name.chars().count();
+    if length <= width || tail == 0 {
+        return fit(&name, width);
+    }
+    name.chars().take(width - tail - 1).chain(['…']).chain(name.chars().skip(length - tail)).collect()
+}
+
 /// All lines of the screen, none wider than it.
 fn screen(glances: &[Glance], choice: &Choice, follows: bool, width: usize, height: usize) -> Vec<String> {
     let mut out = Vec::new();
@@ -176,7 +186,7 @@ fn screen(glances: &[Glance], choice: &Choice, follows: bool, width: usize, heig
     out.push(dim(&row(["run", "state", "done", "steps/s", "left", "last"])));
     for (place, glance) in glances.iter().enumerate().skip(first).take(rows) {
         let line = row([
-            &glance.entry.name,
+            &fit_name(&glance.entry.name, name),
             glance.entry.state.name(),
             &glance
                 .share()
@@ -281,6 +291,13 @@ mod tests {
     /// What a terminal would show of a line.
     fn columns(line: &str) -> usize {
         console::measure_text_width(line)
+    }
+
+    #[test]
+    fn runs_of_one_recipe_are_told_apart() {
+        assert_eq!(fit_name("mnist-mlp-decgd-336ad52e6150", 15), "mnist-ml…2e6150");
+        assert_eq!(fit_name("mnist", 7), "mnist  ");
+        assert_eq!([0, 1, 2, 3].map(|width| fit_name("mnist", width)), ["", "…", "…t", "m…t"]);
     }
 
     #[test]

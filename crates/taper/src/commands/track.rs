@@ -79,8 +79,10 @@ pub fn run(args: &Args, common: &Common) -> Result<(), Failure> {
             Err(e) => return Err(Failure::other(format!("error: {e}"))),
         };
         if !common.quiet && (progress.added > 0 || !args.follow) {
+            let runs = if progress.runs == 1 { "run" } else { "runs" };
+            let entries = if progress.added == 1 { "entry" } else { "entries" };
             eprintln!(
-                "{} runs, {} new entries, {} under way",
+                "{} {runs}, {} new {entries}, {} under way",
                 progress.runs, progress.added, progress.running
             );
         }

@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use taper_train::Recipe;
-use taper_train::run::{Record, Status, Summary, at_work, folder};
+use taper_train::run::{Record, RunError, Status, Summary, at_work, folder};
 
 /// Why a tracker could not do its work; what it has done stays, and the next call goes on from there.
 #[derive(Debug, thiserror::Error)]
@@ -187,8 +187,10 @@ impl Tracker {
                 runs.push(Tracked::open(folder)?);
                 continue;
             }
-            let found = folder::runs_in(folder)
-                .map_err(|e| TrackError::Run { path: folder.clone(), message: e.to_string() })?;
+            let found = folder::runs_in(folder).map_err(|e| match e {
+                RunError::Io { path, source } => TrackError::Run { path, message: source.to_string() },
+                e => TrackError::Run { path: folder.clone(), message: e.to_string() },
+            })?;
             if found.is_empty() {
                 let message = "no run is in it: a run is a folder with a recipe.yaml".to_owned();
                 return Err(TrackError::Run { path: folder.clone(), message });

@@ -165,7 +165,8 @@ fn number(field: u64, value: u64) -> Vec<u8> {
 fn stamp(seconds: f64) -> String {
     let seconds = seconds.max(0.0) as u64;
     let (mut days, time) = (seconds / 86_400, seconds % 86_400);
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     // After the year 9999 the clock is wrong, and the name no matter.
     let (mut year, mut month) = (1970, 1);
     while year < 9999 && days >= 365 + u64::from(is_leap(year)) {

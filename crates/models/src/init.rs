@@ -40,6 +40,19 @@ impl Params {
         VarBuilder::from_backend(Box::new(self.clone()), dtype, device.clone())
     }
 
+    /// The same, but what `held` says of a name and its number of axes is handed out without a way back: no gradient is computed
+    /// for it, nor for anything that only it would need one for. Models set the values they start with through variables, so the
+    /// first is built with [`Params::builder`].
+    pub fn builder_holding(
+        &self,
+        dtype: DType,
+        device: &Device,
+        held: impl Fn(&str, usize) -> bool + Send + Sync + 'static,
+    ) -> VarBuilder<'static> {
+        let holding = Holding { params: self.clone(), held: Box::new(held) };
+        VarBuilder::from_backend(Box::new(holding), dtype, device.clone())
+    }
+
     /// Everything by name: trainable parameters, buffers and what is fixed.
     pub fn vars(&self) -> Vec<(String, Var)> {
         self.lock().iter().map(|(name, var)| (name.clone(), var.clone())).collect()
@@ -47,7 +60,7 @@ impl Params {
 
     /// The trainable parameters by name.
     pub fn trainable(&self) -> Vec<(String, Var)> {
-        self.vars().into_iter().filter(|(name, _)| !is_buffer(name) && !is_fixed(name)).collect()
+        self.vars().into_iter().filter(|(name, _)| is_trained(name)).collect()
     }
 
     /// The number of trainable numbers.
@@ -109,6 +122,10 @@ pub fn is_fixed(name: &str) -> bool {
     name == "whiten.weight" || name.ends_with(".whiten.weight")
 }
 
+fn is_trained(name: &str) -> bool {
+    !is_buffer(name) && !is_fixed(name)
+}
+
 impl SimpleBackend for Params {
     fn get(
         &self,
@@ -153,6 +170,40 @@ impl SimpleBackend for Params {
     }
 }
 
+/// Parameters some of which are not to be trained.
+struct Holding {
+    params: Params,
+    held: Box<dyn Fn(&str, usize) -> bool + Send + Sync>,
+}
+
+impl Holding {
+    fn hand_out(&self, name: &str, tensor: Tensor) -> Tensor {
+        let held = is_trained(name) && (self.held)(name, tensor.rank());
+        if held { tensor.detach() } else { tensor }
+    }
+}
+
+impl SimpleBackend for Holding {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        self.params.get(shape, name, init, dtype, device).map(|tensor| self.hand_out(name, tensor))
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        self.params.get_unchecked(name, dtype, device).map(|tensor| self.hand_out(name, tensor))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.params.contains_tensor(name)
+    }
+}
+
 /// Initial values, drawn in f64 and then rounded.
 fn draw<T: Clone>(shape: &Shape, init: Init, mut rng: Rng, round: impl Fn(f64) -> T) -> Vec<T> {
     use candle_nn::init::NormalOrUniform::{Normal, Uniform};
@@ -182,6 +233,19 @@ pub fn torch_uniform(fan_in: usize) -> Init {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_held_follows_its_variable_and_gets_no_gradient() -> candle_core::Result<()> {
+        let params = Params::new(3);
+        let get = |vb: VarBuilder| vb.get_with_hints((2, 2), "a", torch_uniform(2));
+        let own = get(params.builder(DType::F32, &Device::Cpu))?;
+        let held =
+            get(params.builder_holding(DType::F32, &Device::Cpu, |name, rank| name == "a" && rank == 2))?;
+        assert!(own.track_op() && !held.track_op());
+        params.vars()[0].1.set(&Tensor::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?)?;
+        assert_eq!(held.to_vec2::<f32>()?, [[1.0, 2.0], [3.0, 4.0]]);
+        Ok(())
+    }
 
     #[test]
     fn values_do_not_depend_on_the_order_of_construction() -> candle_core::Result<()> {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, short};
 use taper_figures::stats::Better;
 use taper_figures::table::Table;
-use taper_train::run::{Split, Status};
+use taper_train::run::{Record, Split, Status};
 
 /// What a curve shows.
 #[derive(Clone, Copy)]
@@ -17,10 +17,18 @@ pub(super) struct Measure<'a> {
 }
 
 impl Measure<'_> {
+    /// Means over epochs where there are any: a band around both them and the losses of single batches would be the batches'.
     fn points(&self, run: &Run) -> Vec<(f64, f64)> {
         let values = run.values(self.split, self.metric);
-        values.map(|(record, value)| (run.time(record) as f64, self.factor * value)).collect()
+        let (steps, means): (Vec<_>, Vec<_>) = values.partition(|(record, _)| is_of_step(record));
+        let values = if means.is_empty() { steps } else { means };
+        values.into_iter().map(|(record, value)| (run.time(record) as f64, self.factor * value)).collect()
     }
+}
+
+/// Whether it was logged at a step: it has the norm of its gradient then, and the mean over an epoch has not.
+fn is_of_step(record: &Record) -> bool {
+    record.split == Split::Train && record.values.contains_key("grad_norm")
 }
 
 /// The figures of all tasks: for a data set one figure of its test metric, a panel a network, and one of its training
@@ -75,9 +83,7 @@ pub(super) fn by_step(tasks: &[Task]) -> Vec<Figure> {
     let figure = |task: &Task| {
         let mut task = leading(task);
         for run in task.groups.iter_mut().flat_map(|group| &mut group.runs) {
-            // What was logged at a step has the norm of its gradient; the means over epochs have not.
-            run.records
-                .retain(|record| record.split == Split::Train && record.values.contains_key("grad_norm"));
+            run.records.retain(is_of_step);
         }
         let panel = |metric: &str, name: &str| {
             let lines = |group: &Group| -> Vec<Series> {

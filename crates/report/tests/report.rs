@@ -498,6 +498,34 @@ fn a_figure_says_when_it_has_not_all_configurations() {
 }
 
 #[test]
+fn the_losses_of_single_steps_stay_out_of_the_band_over_seeds() {
+    let folder = tempfile::tempdir().unwrap();
+    fixture(folder.path());
+    let first = |runs: &Path| {
+        let document =
+            taper_report::document("Fixture", &taper_report::load(&[runs.to_path_buf()]).unwrap());
+        let figures: Vec<String> = document
+            .sections
+            .iter()
+            .flat_map(|section| &section.blocks)
+            .filter_map(|block| match block {
+                taper_report::Block::Figure(figure) => Some(format!("{figure:?}")),
+                _ => None,
+            })
+            .collect();
+        figures[0].clone()
+    };
+    let before = first(folder.path());
+    for run in fs::read_dir(folder.path()).unwrap() {
+        let path = run.unwrap().path().join("metrics.jsonl");
+        let metrics = fs::read_to_string(&path).unwrap();
+        let step = "{\"step\":40,\"epoch\":1,\"split\":\"train\",\"loss\":7.0,\"lr\":0.01,\"grad_norm\":1.0}\n";
+        fs::write(&path, format!("{step}{metrics}")).unwrap();
+    }
+    assert_eq!(first(folder.path()), before);
+}
+
+#[test]
 fn a_summary_that_nobody_vouches_for_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let run =

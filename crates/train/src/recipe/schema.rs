@@ -503,6 +503,14 @@ pub struct FreezeLater {
 }
 
 impl Freeze {
+    /// The steps that they are trained in before, if any.
+    pub fn after_steps(&self) -> Option<u64> {
+        match self {
+            Self::Always(_) => None,
+            Self::Later(later) => Some(later.after_steps),
+        }
+    }
+
     /// Which parameters.
     pub fn pattern(&self) -> &str {
         match self {

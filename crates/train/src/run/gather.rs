@@ -50,7 +50,7 @@ impl Run<'_> {
     pub(super) fn gather(&mut self) -> Result<Option<Gradient>, RunError> {
         let accumulate = self.recipe.train.accumulate;
         let mut mean = (accumulate > 1).then(|| Mean::new(&self.optimizers.vars));
-        self.task.begin_step(self.optimizers.gradients() > 1);
+        self.task.begin_step(self.state.step, self.optimizers.gradients() > 1)?;
         for number in 0.. {
             let draw = self.state.step.wrapping_mul(accumulate).wrapping_add(number);
             let Some(batch) = self.task.next(draw)? else { break };

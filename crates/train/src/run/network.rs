@@ -11,10 +11,10 @@ use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Seen, Task};
 use super::weights::Buffers;
 use crate::Registries;
-use crate::recipe::{self, Bptt, EvalAugment, Holdout, LastBatch, Map, Precision, Recipe, Views};
+use crate::recipe::{self, Bptt, EvalAugment, Freeze, Holdout, LastBatch, Map, Precision, Recipe, Views};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use taper_data::{
 use taper_models::init::is_buffer;
 use taper_models::op_span;
 use taper_models::{Loss, Mode, Model, Params, Task as Shape, WithOperands, ops};
+use taper_optim::{Group, Pattern};
 use taper_world::World;
 use tracing::debug;
 
@@ -32,6 +33,8 @@ use tracing::debug;
 pub(crate) struct Network {
     params: Params,
     model: Box<dyn Model>,
+    /// The same network on the same parameters as it is after some steps, when more of them are frozen; those to come.
+    later: VecDeque<(u64, Box<dyn Model>)>,
     provenance: Provenance,
     device: Device,
     seed: u64,
@@ -113,6 +116,12 @@ impl Batch {
     }
 }
 
+/// What is frozen after some steps.
+fn frozen(recipe: &Recipe, taken: u64) -> Result<Vec<Pattern>, RunError> {
+    let frozen = recipe.train.freeze.iter().filter(|freeze| taken >= freeze.after_steps().unwrap_or(0));
+    frozen.map(|freeze| Ok(Group::new(freeze.pattern()).pattern()?)).collect()
+}
+
 /// The data set that a section names.
 pub(super) fn load(
     section: &recipe::Data,
@@ -146,17 +155,31 @@ impl Network {
         let params = Params::new(recipe.seed);
         let config = Value::Object(model.config.clone());
         let entry = registries.models.get(&model.name)?;
-        let model = entry.build(&config, shape, params.builder(DType::F32, device))?;
-        let model = match recipe.train.precision {
-            Precision::F32 => model,
-            Precision::Bf16 if device.is_cpu() => {
-                Box::new(WithOperands { model, operands: ops::Operands::Bf16 }) as Box<dyn Model>
-            }
-            Precision::Bf16 => {
-                let message = "train.precision: expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";
-                return Err(recipe.error_at("train.precision", message).into());
+        // With all parameters to be trained, or as after some steps.
+        let build = |taken: Option<u64>| -> Result<Box<dyn Model>, RunError> {
+            let vb = match taken.map(|taken| frozen(recipe, taken)).transpose()? {
+                Some(held) => params.builder_holding(DType::F32, device, move |name, rank| {
+                    held.iter().any(|held| held.is_match(name, rank))
+                }),
+                None => params.builder(DType::F32, device),
+            };
+            let model = entry.build(&config, shape, vb)?;
+            match recipe.train.precision {
+                Precision::F32 => Ok(model),
+                Precision::Bf16 if device.is_cpu() => {
+                    Ok(Box::new(WithOperands { model, operands: ops::Operands::Bf16 }))
+                }
+                Precision::Bf16 => {
+                    let message = "train.precision: expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";
+                    Err(recipe.error_at("train.precision", message).into())
+                }
             }
         };
+        let first = build(None)?;
+        let model = if recipe.train.freeze.is_empty() { first } else { build(Some(0))? };
+        let changes: BTreeSet<u64> = recipe.train.freeze.iter().filter_map(Freeze::after_steps).collect();
+        let later = changes.into_iter().map(|taken| Ok((taken, build(Some(taken))?)));
+        let later = later.collect::<Result<_, RunError>>()?;
         let feed = match &source {
             Source::Images { train, .. } if !device.is_cpu() && train.is_bytes() => {
                 Some(Arc::new(Feed::new(train, device)?))
@@ -171,6 +194,7 @@ impl Network {
         Ok(Self {
             params,
             model,
+            later,
             provenance,
             device,
             seed,
@@ -503,8 +527,13 @@ impl Task for Network {
         Ok(Some(gradient))
     }
 
-    fn begin_step(&mut self, twice: bool) {
+    fn begin_step(&mut self, taken: u64, twice: bool) -> Result<(), RunError> {
+        while let Some((_, mut model)) = self.later.pop_front_if(|(after, _)| taken >= *after) {
+            model.set_carry(&self.model.carry())?;
+            self.model = model;
+        }
         self.kept = twice.then(Vec::new);
+        Ok(())
     }
 
     fn again(&mut self, number: u64) -> Result<Gradient, RunError> {

@@ -87,7 +87,9 @@ impl Task for Minimisation {
         self.gradient().map(Some)
     }
 
-    fn begin_step(&mut self, _: bool) {}
+    fn begin_step(&mut self, _: u64, _: bool) -> Result<(), RunError> {
+        Ok(())
+    }
 
     fn again(&mut self, _: u64) -> Result<Gradient, RunError> {
         self.gradient()

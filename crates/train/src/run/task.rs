@@ -69,9 +69,9 @@ pub(crate) trait Task {
     fn go_to(&mut self, epoch: u64, batch: u64) -> Result<(), RunError>;
     /// The next batch's loss and gradient; everything random comes from `draw`. `None` at the end of the epoch.
     fn next(&mut self, draw: u64) -> Result<Option<Gradient>, RunError>;
-    /// The batches from here on are those of a new step. They are kept for [`Task::again`] if the step is to have a second
+    /// The batches from here on are those of the step after `taken` ones. They are kept for [`Task::again`] if the step is to have a second
     /// gradient.
-    fn begin_step(&mut self, twice: bool);
+    fn begin_step(&mut self, taken: u64, twice: bool) -> Result<(), RunError>;
     /// The loss and gradient of a batch of this step, from 0, once more with the parameters as they are: the same draws, the
     /// same that was carried, and running statistics as if it had not been.
     fn again(&mut self, number: u64) -> Result<Gradient, RunError>;

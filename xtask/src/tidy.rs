@@ -14,7 +14,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("models", &["kernels", "random"]),
     ("export", &["models"]),
     ("data", &["files", "random"]),
-    ("train", &["data", "figures", "files", "models", "optim", "world"]),
+    ("train", &["data", "figures", "files", "models", "optim", "random", "world"]),
     ("report", &["figures", "files", "train"]),
     ("watch", &["figures", "files", "report", "train"]),
     (

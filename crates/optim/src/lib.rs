@@ -198,6 +198,7 @@ mod accumulate;
 mod clip;
 pub mod coming_from;
 pub mod device;
+mod domain;
 mod driver;
 mod error;
 mod inner;
@@ -222,6 +223,7 @@ mod wrapper;
 
 pub use accumulate::Accumulator;
 pub use clip::{global_norm, global_norm_on_device};
+pub use domain::Domain;
 pub use driver::{Group, Optim, Pattern};
 pub use error::{Error, Result};
 pub use optimizer::{Deferred, Evaluated, Optimizer, Others, ParamInfo, StepContext};
@@ -241,7 +243,8 @@ pub use rules::adan::AdanConfig;
 pub use rules::ademamix::AdEmaMixConfig;
 pub use rules::adopt::AdoptConfig;
 pub use rules::aegd::AegdConfig;
-pub use rules::decgd::{AmsInit, DecGdConfig, Decay, X0};
+pub use rules::decadam::DecAdamConfig;
+pub use rules::decgd::{AmsInit, Bound, DecGdConfig, Decay, Previous, X0};
 pub use rules::lamb::LambConfig;
 pub use rules::lars::LarsConfig;
 pub use rules::lbfgs::LbfgsConfig;
@@ -279,7 +282,9 @@ pub type AdaGrad = Optim<rules::adagrad::AdaGradRule>;
 pub type Adam = Optim<rules::adam::AdamRule>;
 /// AEGD and AEGDW; see [`rules::aegd`].
 pub type Aegd = Optim<rules::aegd::AegdRule>;
-/// DecGD and its variant with weight decay; see [`rules::decgd`].
+/// DecAdam, an experiment; see [`rules::decadam`].
+pub type DecAdam = Optim<rules::decadam::DecAdamRule>;
+/// DecGD and its variants with weight decay and with a bound; see [`rules::decgd`].
 pub type DecGd = Optim<rules::decgd::DecGdRule>;
 /// PAdam; see [`rules::padam`].
 pub type PAdam = Optim<rules::padam::PAdamRule>;

@@ -427,6 +427,7 @@ impl Registry {
             registry.add::<adagrad::AdaGradRule>()?;
             registry.add::<adam::AdamRule>()?;
             registry.add::<aegd::AegdRule>()?;
+            registry.add::<decadam::DecAdamRule>()?;
             registry.add::<decgd::DecGdRule>()?;
             registry.add::<padam::PAdamRule>()?;
             registry.add::<radam::RAdamRule>()?;

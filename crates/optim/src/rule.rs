@@ -333,6 +333,9 @@ pub trait Rule: Debug + Send + Sync + 'static {
 
     /// The c of √(f + c), for rules that follow the loss f: they get it in [`Input::loss`].
     const LOSS: Option<fn(&Self::Config) -> f64> = None;
+    /// Whether [`Rule::prepare`] must know the loss of a parameter's first step: where it is still on a device, that one is
+    /// waited for.
+    const KNOWS_FIRST_LOSS: bool = false;
     /// Names of the numbers kept for every parameter between steps, beside its buffers.
     const MEMORY: &'static [&'static str] = &[];
     /// What is to be summed before `prepare`.

@@ -36,6 +36,7 @@ pub mod recipe;
 mod registries;
 pub mod run;
 pub mod sweep;
+pub mod theory;
 pub mod trained;
 pub mod verify;
 

@@ -220,10 +220,16 @@ impl<C: Config> Hyper<C> {
             return Vec::new();
         }
         let ours = self.saved();
+        // A null is a key that is not set: what a later version adds is not in the files of an earlier one.
+        let set = |map: &Map<String, Value>, key: &String| map.get(key).filter(|v| !v.is_null()).cloned();
+        let same = |a: &Map<String, Value>, b: &Map<String, Value>| {
+            a.keys().chain(b.keys()).all(|key| set(a, key) == set(b, key))
+        };
         let mut found: BTreeMap<(usize, usize), Vec<&str>> = BTreeMap::new();
         for (name, group) in params {
             let Some(scalars) = header.params.get(name) else { continue };
-            if header.groups.get(scalars.group).is_none_or(|saved| saved.config != ours[group].config) {
+            if header.groups.get(scalars.group).is_none_or(|saved| !same(&saved.config, &ours[group].config))
+            {
                 found.entry((group, scalars.group)).or_default().push(name);
             }
         }
@@ -232,7 +238,7 @@ impl<C: Config> Hyper<C> {
             let (ours, none) = (&ours[group], Map::new());
             let saved = header.groups.get(saved).map_or(&none, |saved| &saved.config);
             let keys: BTreeSet<&String> = ours.config.keys().chain(saved.keys()).collect();
-            for key in keys.into_iter().filter(|key| ours.config.get(*key) != saved.get(*key)) {
+            for key in keys.into_iter().filter(|key| set(&ours.config, key) != set(saved, key)) {
                 let show = |map: &Map<String, Value>| map.get(key).map_or("nothing".into(), number);
                 let (expected, found) = (show(&ours.config), show(saved));
                 let more = if names.len() > 3 { ", …" } else { "" };

@@ -343,7 +343,11 @@ impl<R: Rule> Optim<R> {
 
     fn take_step(&mut self, grads: &GradStore, context: &StepContext, deferred: &Deferred) -> Result<()> {
         // On the CPU there is nothing to wait for; a rule that reduces waits in any case, and a probe needs the loss.
-        let waits = self.engine.is_none() || R::REDUCE.is_some() || context.probe;
+        let first = |slot: &Slot| slot.t == 0 && grads.get(&slot.var).is_some();
+        let waits = self.engine.is_none()
+            || R::REDUCE.is_some()
+            || context.probe
+            || R::KNOWS_FIRST_LOSS && self.slots.iter().any(first);
         let (context, deferred) = match waits {
             true => {
                 let read = deferred.read_into(*context)?;

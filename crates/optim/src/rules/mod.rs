@@ -11,6 +11,7 @@ pub mod adan;
 pub mod ademamix;
 pub mod adopt;
 pub mod aegd;
+pub mod decadam;
 pub mod decgd;
 pub mod lamb;
 pub mod lars;

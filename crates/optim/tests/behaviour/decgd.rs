@@ -5,7 +5,7 @@ use candle_core::{DType, Var};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use taper_kernels::compare::largest_difference;
-use taper_optim::{Optimizer, Registry, Schedule, StepContext};
+use taper_optim::{Domain, Optimizer, Registry, Schedule, StepContext};
 
 /// One step's share of a run: gradient, loss, rate, momentum.
 struct Step {
@@ -52,7 +52,12 @@ fn literal(start: &[f64], steps: &[Step], config: &Map<String, Value>) -> (Vec<V
                 v[i] += m[i] * (x[i] - previous[i]);
             }
             v[i] = v[i].max(number("v_floor").unwrap_or(f64::NEG_INFINITY));
-            v_min[i] = if flag("ams") { v_min[i].min(v[i]) } else { v[i] };
+            let used = match config.get("bound").and_then(Value::as_str) {
+                Some("now") => v[i].min(root),
+                Some("falling") if v[i] > root => root * root / v[i],
+                _ => v[i],
+            };
+            v_min[i] = if flag("ams") { v_min[i].min(used) } else { used };
             x[i] -= step.lr * (2.0 * v_min[i] * m[i] + lambda_if(&["paper", "decoupled"]) * x[i]);
         }
         previous = before;
@@ -95,11 +100,13 @@ prop_compose! {
         ams_init in prop::sample::select(vec!["v0", "inf"]),
         v_floor in prop::option::of(-0.5f64..1.0),
         freeze_v in prop::bool::weighted(0.2),
+        bound in prop::option::of(prop::sample::select(vec!["now", "falling"])),
+        previous in prop::option::weighted(0.3, Just("stored")),
     ) -> Map<String, Value> {
         let weight_decay = if decay == "none" { 0.0 } else { lambda };
         map(json!({
             "decay": decay, "weight_decay": weight_decay, "ams": ams, "x0": x0, "ams_init": ams_init,
-            "v_floor": v_floor, "freeze_v": freeze_v,
+            "v_floor": v_floor, "freeze_v": freeze_v, "bound": bound, "previous": previous,
         }))
     }
 }
@@ -279,4 +286,80 @@ fn decgdw_is_decgd_with_the_papers_decay() {
     };
     let config = json!({"decay": "paper", "weight_decay": 1e-4});
     assert_eq!(run("decgdw", json!({})), run("decgd", config));
+}
+
+/// The rate on ∇f at every step of a descent of Σ x²/2 over many coordinates, each a share of η, with the values of f + 1.
+fn rates(name: &str) -> Vec<(f64, f64)> {
+    let x = var(&[0.5; 64], DType::F64);
+    let config = map(json!({"x0": "first_iterate", "lr": 0.01}));
+    let mut optimizer = Registry::builtin().build(name, vec![("x".into(), x.clone())], &config).unwrap();
+    let mut rates = Vec::new();
+    for _ in 0..200 {
+        let here = values(&x);
+        let loss = here.iter().map(|x| x * x / 2.0).sum::<f64>();
+        let mut grads = GradStore::default();
+        grads.insert(&x, tensor(&here, DType::F64));
+        optimizer.step(&grads, &StepContext::new().loss(loss).probe(true)).unwrap();
+        let numbers = &optimizer.probe().unwrap().params[0].numbers;
+        let rate = numbers.iter().find(|(name, _)| *name == "effective_lr").unwrap().1;
+        rates.push((rate / 0.01, loss + 1.0));
+    }
+    rates
+}
+
+#[test]
+fn a_bound_keeps_the_rate_from_rising_and_falling_lets_it_fall_with_the_loss() {
+    let last = |rates: &[(f64, f64)]| *rates.last().unwrap();
+    for name in ["decgd", "decgd_now", "decgd_falling"] {
+        let rates = rates(name);
+        // v_1 = √(f + c): the first rate is η, but for the rounding of a mean over 64 and a quotient.
+        assert!((rates[0].0 - 1.0).abs() < 1e-14, "{name}: {rates:?}");
+        // f falls from 8 to nothing, √(f + 1) from 3 to 1.
+        let (rate, above) = last(&rates);
+        assert!(above < 1.01, "{name}: {above}");
+        match name {
+            "decgd" => assert!(rate > 2.5, "{rate}"),
+            "decgd_now" => assert!(rates.iter().all(|(rate, _)| *rate <= 1.0 + 1e-14), "{rates:?}"),
+            _ => {
+                // While v is where it started, the rate is √((f + c)/(f₁ + c)), and v moves by no more than a few percent here.
+                assert!(
+                    rates.iter().all(|(rate, above)| (rate / (above / 9.0).sqrt() - 1.0).abs() < 0.1),
+                    "{rates:?}"
+                );
+                assert!(rate < 0.4, "{rate}");
+            }
+        }
+    }
+}
+
+#[test]
+fn names_with_a_bound_are_decgd_with_that_setting() {
+    let registry = Registry::builtin();
+    for (name, bound) in [("decgd_now", "now"), ("decgd_falling", "falling")] {
+        let run = |name: &str, config: Value| {
+            let x = var(&[0.5, -1.0, 2.0], DType::F32);
+            let mut optimizer = registry.build(name, vec![("x".into(), x.clone())], &map(config)).unwrap();
+            steps(8, 10, 3).iter().for_each(|step| take(&mut *optimizer, &x, step));
+            (bits(&x), optimizer.info().name)
+        };
+        assert_eq!(run(name, json!({})), run("decgd", json!({"bound": bound})));
+        assert_ne!(run(name, json!({})).0, run("decgd", json!({})).0);
+    }
+}
+
+#[test]
+fn a_stored_iterate_sees_what_a_projection_did() {
+    // A steady push against the wall: nothing moves, so that v stays; without the iterate v would follow the steps as taken.
+    let run = |config: Value| {
+        let x = var(&[1.0], DType::F64);
+        let mut optimizer = build(&x, &map(config));
+        for _ in 0..50 {
+            take(&mut *optimizer, &x, &Step { gradient: vec![-1.0], loss: 0.0, lr: 0.1, momentum: 0.5 });
+            Domain::Box { low: -1.0, high: 1.0 }.project([&x]).unwrap();
+            assert_eq!(values(&x), [1.0]);
+        }
+        buffer(&*optimizer, "v")[0]
+    };
+    assert_eq!(run(json!({"x0": "first_iterate", "previous": "stored"})), 1.0);
+    assert!(run(json!({"x0": "first_iterate"})) < 0.5);
 }

@@ -1,5 +1,6 @@
 //! What every optimizer promises, read as a specification.
 mod common;
+mod decadam;
 mod decgd;
 mod driver;
 mod groups;

@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Var};
 use taper_optim::{DecGd, DecGdConfig, Error, Registry, StepContext};
 
-const LOSS_BASED: [&str; 4] = ["decgd", "decgdw", "aegd", "aegdw"];
+const LOSS_BASED: [&str; 7] = ["aegd", "aegdw", "decadam", "decgd", "decgd_falling", "decgd_now", "decgdw"];
 
 /// The error of a step on an optimizer that has taken `steps`, after checking that it changed nothing.
 fn refusal(name: &str, steps: usize, context: StepContext, edit: impl Fn(&mut GradStore, &Var)) -> Error {
@@ -27,7 +27,7 @@ fn refusal(name: &str, steps: usize, context: StepContext, edit: impl Fn(&mut Gr
 fn the_registry_says_who_needs_the_loss() {
     let registry = Registry::builtin();
     let needy: Vec<_> = names().into_iter().filter(|name| registry.get(name).unwrap().needs_loss).collect();
-    assert_eq!(needy, ["aegd", "aegdw", "decgd", "decgdw"]);
+    assert_eq!(needy, LOSS_BASED);
 }
 
 #[test]

@@ -38,6 +38,10 @@ fn cases() -> Vec<(&'static str, Map<String, Value>)> {
         ("adabelief", json!({"amsgrad": true})),
         ("decgd", json!({"ams": true})),
         ("decgdw", json!({"ams": true, "x0": "first_iterate"})),
+        ("decgd_now", json!({"ams": true})),
+        ("decgd", json!({"previous": "stored"})),
+        ("decadam", json!({"ams": true, "decay": "paper", "weight_decay": 0.1})),
+        ("decadam", json!({"second_moment": false})),
     ];
     let others = others.map(|(name, config)| (name, config.as_object().unwrap().clone()));
     names.into_iter().map(|name| (name, Map::new())).chain(others).collect()

@@ -78,6 +78,7 @@ fn program(name: &'static str, buffers: usize, dtype: DType) -> Source {
         .or_else(|| of::<rules::ademamix::AdEmaMixRule>(asked))
         .or_else(|| of::<rules::adopt::AdoptRule>(asked))
         .or_else(|| of::<rules::aegd::AegdRule>(asked))
+        .or_else(|| of::<rules::decadam::DecAdamRule>(asked))
         .or_else(|| of::<rules::decgd::DecGdRule>(asked))
         .or_else(|| of::<rules::lars::LarsRule>(asked))
         .or_else(|| of::<rules::lion::LionRule>(asked))

@@ -93,6 +93,16 @@ pub fn all() -> Vec<Box<dyn Case>> {
         of::<decgd::DecGdRule>(json!({"ams": true, "weight_decay": 0.1, "decay": "paper"})),
         of::<decgd::DecGdRule>(json!({"ams": true, "ams_init": "inf", "x0": "first_iterate"})),
         of::<decgd::DecGdRule>(json!({"weight_decay": 0.1, "decay": "l2", "v_floor": 1.1})),
+        of::<decgd::DecGdRule>(json!({"bound": "now"})),
+        of::<decgd::DecGdRule>(json!({"bound": "falling"})),
+        of::<decgd::DecGdRule>(
+            json!({"bound": "falling", "ams": true, "weight_decay": 0.1, "decay": "paper"}),
+        ),
+        of::<decgd::DecGdRule>(json!({"previous": "stored", "bound": "now"})),
+        of::<decgd::DecGdRule>(json!({"previous": "stored", "ams": true, "x0": "first_iterate"})),
+        of::<decadam::DecAdamRule>(json!({"weight_decay": 0.1, "decay": "decoupled"})),
+        of::<decadam::DecAdamRule>(json!({"ams": true, "weight_decay": 0.1, "decay": "l2", "v_floor": 1.1})),
+        of::<decadam::DecAdamRule>(json!({"second_moment": false, "eps": 0.0})),
     ]
 }
 
@@ -172,6 +182,8 @@ impl<R: Rule> Case for Of<R> {
             let (loss, lr) = (2.0 + t as f64 / 8.0, 0.05 / t as f64);
             let (norm, max) = (3.0, 2.5);
             let context = StepContext::new().lr(lr).clip_value(0.8);
+            // What a rule must know of the first step, the driver waits for.
+            let host = if t == 1 && R::KNOWS_FIRST_LOSS { Host::Knows } else { host };
             let (known, given) = match host {
                 Host::Knows => (context.loss(loss).clip_norm(norm, max), 0),
                 Host::Defers32 => (context, 1 | 4),

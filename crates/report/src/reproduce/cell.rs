@@ -166,6 +166,11 @@ impl Plan<'_> {
         Ok(cells)
     }
 
+    /// A recipe by its file below the folder of recipes. The environment has no say.
+    pub fn recipe(&self, file: &str) -> Result<Recipe, RecipeError> {
+        self.paper(&self.recipes.join(file))
+    }
+
     /// A recipe of the paper as it is. The environment has no say.
     pub(super) fn paper(&self, path: &Path) -> Result<Recipe, RecipeError> {
         let label = path.display().to_string();

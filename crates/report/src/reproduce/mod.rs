@@ -9,6 +9,7 @@ mod laptop;
 mod numeric;
 mod outcome;
 mod published;
+pub mod theory;
 pub mod verdict;
 
 pub use cell::{Cell, Plan, Reduction, Scale};

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use taper_report::Form;
+use taper_report::reproduce::theory::Experiment;
 use taper_report::reproduce::{self, Cell, Plan, Published, Scale, Target};
 use taper_train::run::Options;
 use taper_train::sweep::{Ended, Processes, Sweep, Workers};
@@ -14,6 +15,7 @@ use taper_train::{Recipe, Registries};
 /// reproduced, differs, undecided, not run, or not comparable (reduced scale or data). How that is decided: docs/verdicts.md.
 ///
 ///   cargo xtask reproduce numeric
+///   cargo xtask reproduce theory --out theory.html
 ///   cargo xtask reproduce mnist --out mnist.html
 ///   cargo xtask reproduce all --scale cpu --jobs 2 --out all.html --out all.md
 #[derive(clap::Args)]
@@ -67,7 +69,9 @@ enum TargetArg {
     CRobustness,
     /// Powell's and Rosenbrock's functions
     Numeric,
-    /// All of them
+    /// Regret and gradients beside the bounds of the theorems; by itself, in minutes
+    Theory,
+    /// All of them but theory
     All,
 }
 
@@ -141,6 +145,9 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
         bare: args.bare,
         sections: registries,
     };
+    if args.targets.contains(&TargetArg::Theory) {
+        return theory(args, common, registries, &plan, forms);
+    }
     if args.scale == ScaleArg::Laptop {
         return laptop(args, common, registries, &plan, forms);
     }
@@ -206,6 +213,45 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     for claim in claims.iter().chain(numeric.iter().flat_map(|numeric| &numeric.checked)) {
         writeln!(out, "{}", serde_json::json!(claim))?;
     }
+    Ok(())
+}
+
+/// The theorems: every recipe is followed here and now, without a folder.
+fn theory(
+    args: &Args,
+    common: &Common,
+    registries: &Registries,
+    plan: &Plan,
+    forms: Vec<Form>,
+) -> Result<(), Failure> {
+    if args.targets.len() > 1 || args.scale != ScaleArg::Paper || args.seeds.is_some() {
+        let message = "error: theory goes by itself, with the seeds of its recipes: leave other targets, --scale and --seeds out";
+        return Err(Failure::other(message.to_owned()));
+    }
+    let files = reproduce::theory::RECIPES.iter();
+    let recipes = files.map(|file| plan.recipe(file)).collect::<Result<Vec<Recipe>, _>>()?;
+    let all: Vec<Recipe> = recipes.iter().flat_map(|recipe| recipe.runs().to_vec()).collect();
+    if !common.quiet {
+        let steps: u64 = all.iter().filter_map(|recipe| recipe.train.steps).sum();
+        eprintln!("theory: {} runs of {} problems, {steps} steps in all", all.len(), recipes.len());
+    }
+    if args.dry_run {
+        return Ok(());
+    }
+    let mut traces = taper_train::theory::traces(&all, registries).into_iter();
+    let experiments: Vec<Experiment> = recipes
+        .into_iter()
+        .map(|recipe| Experiment { traces: traces.by_ref().take(recipe.runs().len()).collect(), recipe })
+        .collect();
+    let (document, judged) = reproduce::theory::theory(&experiments);
+    for (path, form) in args.out.iter().zip(forms) {
+        report::write(&document, form, Some(path))?;
+    }
+    if !args.json {
+        return report::write(&document, Form::Markdown, None);
+    }
+    let mut out = std::io::stdout().lock();
+    judged.iter().try_for_each(|judged| writeln!(out, "{}", serde_json::json!(judged)))?;
     Ok(())
 }
 
@@ -299,7 +345,7 @@ fn targets(given: &[TargetArg]) -> BTreeSet<Target> {
         TargetArg::Ptb => Some(Target::Ptb),
         TargetArg::CRobustness => Some(Target::CRobustness),
         TargetArg::Numeric => Some(Target::Numeric),
-        TargetArg::All => None,
+        TargetArg::Theory | TargetArg::All => None,
     };
     if all { Target::ALL.into() } else { given.iter().filter_map(one).collect() }
 }

@@ -153,7 +153,7 @@ impl Config for Quadratic {
 /// More variables than this are taken for a slip: they would fill the memory.
 const MOST: usize = 100_000_000;
 
-fn blocks(n: usize, block: usize, start: &[f64]) -> Result<(), (&'static str, String)> {
+pub(super) fn blocks(n: usize, block: usize, start: &[f64]) -> Result<(), (&'static str, String)> {
     if n == 0 || !n.is_multiple_of(block) || n > MOST {
         let what = if block == 1 { "a number".to_owned() } else { format!("a multiple of {block}") };
         return Err(("n", format!("expected {what} between {block} and {MOST}, found {n}")));
@@ -168,7 +168,7 @@ fn blocks(n: usize, block: usize, start: &[f64]) -> Result<(), (&'static str, St
     Ok(())
 }
 
-fn repeat(start: &[f64], n: usize) -> Vec<f64> {
+pub(super) fn repeat(start: &[f64], n: usize) -> Vec<f64> {
     start.iter().copied().cycle().take(n).collect()
 }
 

@@ -8,8 +8,8 @@ use super::layers::Layers;
 use super::path::Path;
 use super::range::{self, Range};
 use super::schema::{
-    self, Augment, Cluster, Data, Device, Freeze, Group, LastBatch, Map, Optimizer, Precision, Select, Spec,
-    When,
+    self, Augment, Cluster, Data, Device, Freeze, Group, LastBatch, Map, Optimizer, Precision, Problem,
+    Select, Spec, When,
 };
 use taper_data::Kind;
 
@@ -86,7 +86,7 @@ pub(super) fn fill(recipe: &mut Map, layers: &Layers, sections: &dyn Sections) -
     let open: [(&str, &str, &[&str], Check<'_>); 5] = [
         ("data", "name", &Data::KEYS, &|name, keys| sections.check_data(name, keys)),
         ("model", "name", &["name"], &|name, keys| sections.check_model(name, keys)),
-        ("problem", "name", &["name"], &|name, keys| sections.check_problem(name, keys)),
+        ("problem", "name", &Problem::KEYS, &|name, keys| sections.check_problem(name, keys)),
         ("optimizer", "name", &Optimizer::KEYS, &|name, keys| sections.check_optimizer(name, keys)),
         ("schedule", "kind", &["kind"], &|kind, keys| sections.check_schedule(kind, keys)),
     ];
@@ -379,6 +379,12 @@ impl Checks<'_> {
     fn task(&self, spec: &Spec) -> Result<(), RecipeError> {
         let missing = |key: &str| Err(de::missing(&Path::parse(key), self.layers));
         match (&spec.data, &spec.model, &spec.problem) {
+            (None, None, Some(Problem { domain: Some(domain), .. })) => match domain.set() {
+                Ok(_) => Ok(()),
+                Err(message) => {
+                    Err(self.fail(&Path::parse("problem.domain"), format!("problem.domain: {message}")))
+                }
+            },
             (None, None, Some(_)) => Ok(()),
             (_, _, Some(_)) => Err(self
                 .fail(&Path::parse("problem"), "`problem` stands in place of `data` and `model`".to_owned())),

@@ -61,8 +61,8 @@ pub use inside::{inside, named_inside};
 pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
-    Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, EarlyStop, EvalAugment, Freeze,
-    FreezeLater, Group, Holdout, LastBatch, LossForScale, Map, Metric, Model, NoDecay, Normalize,
+    Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, Domain, EarlyStop, EvalAugment,
+    Freeze, FreezeLater, Group, Holdout, LastBatch, LossForScale, Map, Metric, Model, NoDecay, Normalize,
     OnDivergence, Optimizer, Precision, Problem, Schedule, Select, Spec, Task, Train, Views, When,
 };
 
@@ -180,7 +180,8 @@ impl Recipe {
             .first()
             .cloned()
             .ok_or_else(|| RecipeError::new(ErrorKind::Value, "the sweep has no runs"))?;
-        let chosen = || first.spec.train.select == Select::Val;
+        // A problem has one figure of merit, which no data set could spoil.
+        let chosen = || first.spec.train.select == Select::Val || first.spec.problem.is_some();
         if !confirming.is_empty() && !chosen() {
             let message = "sweep.confirm chooses on a validation set: give `train.select: val`";
             return Err(RecipeError::new(ErrorKind::Value, message)

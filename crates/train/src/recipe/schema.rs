@@ -290,11 +290,56 @@ pub struct Model {
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(expecting = "a section (a map of keys)")]
 pub struct Problem {
-    /// `powell`, `rosenbrock`, `quadratic`.
+    /// `powell`, `rosenbrock`, `quadratic`, `targets`, `linear`, `reddi` or `wells`.
     pub name: String,
+    /// The set that the variables are put back into after every step; none unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<Domain>,
+    /// How far the seed moves every variable of the starting point: the deviation of normal draws.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = 0))]
+    pub jitter: f64,
     /// The function's own keys.
     #[serde(flatten)]
     pub config: Map,
+}
+
+impl Problem {
+    pub(super) const KEYS: [&str; 3] = ["name", "domain", "jitter"];
+
+    /// Where a run with this seed starts, if the function says `start`.
+    pub(crate) fn start(&self, mut start: Vec<f64>, seed: u64) -> Vec<f64> {
+        if self.jitter != 0.0 {
+            let mut draws = taper_random::Rng::new(seed, "problem", "start", 0);
+            start.iter_mut().for_each(|x| *x += self.jitter * draws.normal());
+        }
+        start
+    }
+}
+
+/// A set that all variables together are projected onto: one of a box and a ball.
+#[derive(Debug, Clone, Copy, PartialEq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Domain {
+    /// The least and the greatest value of every variable: `[-1, 1]`.
+    #[serde(rename = "box", default, skip_serializing_if = "Option::is_none")]
+    pub bounds: Option<[f64; 2]>,
+    /// The radius of a Euclidean ball around the origin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub ball: Option<f64>,
+}
+
+impl Domain {
+    /// The set; what is wrong with it, if there is none.
+    pub fn set(&self) -> Result<taper_optim::Domain, String> {
+        let set = match *self {
+            Self { bounds: Some([low, high]), ball: None } => taper_optim::Domain::Box { low, high },
+            Self { bounds: None, ball: Some(radius) } => taper_optim::Domain::Ball { radius },
+            _ => return Err("expected one of `box: [-1, 1]` and `ball: 1`".to_owned()),
+        };
+        set.check().map(|()| set)
+    }
 }
 
 /// The optimizer.
@@ -444,6 +489,10 @@ pub struct Train {
     pub probe: bool,
     /// Which loss an optimizer that scales by the loss is given, when terms are added to it.
     pub loss_for_scale: LossForScale,
+    /// What is subtracted from the loss before such an optimizer sees it: with a, a loss of at least 0 becomes one of at least -a, and
+    /// its `c` must be above a. Figures and gradients stay as they are.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub loss_shift: f64,
     /// How text is cut into windows.
     #[serde(default)]
     pub bptt: Option<Bptt>,

@@ -8,7 +8,9 @@ use candle_core::backprop::GradStore;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use taper_optim::rule::Reach;
-use taper_optim::{Deferred, Evaluated, Group, Named, Optimizer, Per, PlateauState, StateDict, StepContext};
+use taper_optim::{
+    Deferred, Domain, Evaluated, Group, Named, Optimizer, Per, PlateauState, StateDict, StepContext,
+};
 use taper_world::World;
 
 /// Which parameters have no decay by the recipe's `no_decay`, from shapes and not from what a model calls its layers: a bias
@@ -40,6 +42,10 @@ pub(crate) struct Optimizers {
     /// What takes the place of the first when the run switches to averaged SGD.
     averaged: Option<Member>,
     schedules: Schedules,
+    /// What they are projected onto after a step.
+    domain: Option<Domain>,
+    /// What is subtracted from the loss that they see.
+    shift: f64,
 }
 
 /// One of them.
@@ -255,7 +261,11 @@ impl Optimizers {
                 return Err(recipe.error_at("train.average.kind", message).into());
             }
         }
-        Ok(Self { all, vars, held, averaged, schedules })
+        let domain = match recipe.problem.as_ref().and_then(|problem| problem.domain) {
+            Some(domain) => Some(domain.set().map_err(|message| recipe.error_at("problem.domain", message))?),
+            None => None,
+        };
+        Ok(Self { all, vars, held, averaged, schedules, domain, shift: recipe.train.loss_shift })
     }
 
     /// How many gradients a step takes.
@@ -313,15 +323,30 @@ impl Optimizers {
             _ => context,
         };
         let context = context.factor(factor);
+        let shift = self.shift;
+        let context = StepContext { loss: context.loss.map(|loss| loss - shift), ..context };
+        let shifted = match &deferred.loss {
+            Some(loss) if shift != 0.0 => Some(deferred.clone().loss(&(loss - shift)?)),
+            _ => None,
+        };
+        let deferred = shifted.as_ref().unwrap_or(deferred);
         let (clip_norm, again) = again;
+        let mut again = || {
+            let second = again()?;
+            Ok(Evaluated { loss: second.loss.map(|loss| loss - shift), ..second })
+        };
         let (twice, once): (Vec<_>, Vec<_>) =
             self.all.iter_mut().partition(|member| member.optimizer.gradients() > 1);
         for member in twice {
             let loss = Deferred { clip_norm: None, ..deferred.clone() };
             let context = StepContext { grad_scale: 1.0, max_norm: clip_norm, ..loss.read_into(context)? };
-            member.optimizer.step_twice(grads, &context, again)?;
+            member.optimizer.step_twice(grads, &context, &mut again)?;
         }
-        once.into_iter().try_for_each(|member| member.step(grads, &context, deferred))
+        once.into_iter().try_for_each(|member| member.step(grads, &context, deferred))?;
+        match &self.domain {
+            Some(domain) => Ok(domain.project(&self.vars)?),
+            None => Ok(()),
+        }
     }
 
     /// Waits for a GPU and asks whether it refused a step.

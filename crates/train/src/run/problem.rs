@@ -1,4 +1,4 @@
-//! A numeric function as a task: one endless epoch whose every batch is the whole function.
+//! A numeric function as a task: one endless epoch whose every batch is the whole function, or that of a step.
 use super::RunError;
 use super::checkpoint::Sums;
 use super::figure::Figure;
@@ -19,6 +19,9 @@ pub(crate) struct Minimisation {
     function: Box<dyn Function>,
     params: Params,
     x: Var,
+    seed: u64,
+    /// The draw of every batch of the step.
+    draws: Vec<u64>,
 }
 
 impl Minimisation {
@@ -27,7 +30,7 @@ impl Minimisation {
             .problems
             .build(&problem.name, &problem.config)
             .map_err(|e| recipe.error_at("problem", e.message))?;
-        let start = function.start();
+        let start = problem.start(function.start(), recipe.seed);
         let params = Params::new(recipe.seed);
         let vb = params.builder(DType::F64, &Device::Cpu);
         vb.get_with_hints(start.len(), "x", candle_nn::init::ZERO)?;
@@ -37,17 +40,13 @@ impl Minimisation {
         let x = params.vars().swap_remove(0).1;
         let provenance =
             Provenance { source: "computed".into(), ..Provenance::generated(&problem.name, Vec::new()) };
-        Ok(Self { provenance, function, params, x })
+        Ok(Self { provenance, function, params, x, seed: recipe.seed, draws: Vec::new() })
     }
 
-    fn value_and_gradient(&self) -> Result<(f64, Vec<f64>), RunError> {
+    fn gradient(&self, draw: u64) -> Result<Gradient, RunError> {
         let x = self.x.to_vec1::<f64>()?;
         let mut gradient = vec![0.0; x.len()];
-        Ok((self.function.evaluate(&x, &mut gradient), gradient))
-    }
-
-    fn gradient(&self) -> Result<Gradient, RunError> {
-        let (f, gradient) = self.value_and_gradient()?;
+        let f = self.function.at(self.seed, draw, &x, &mut gradient);
         let mut grads = GradStore::default();
         let gradient = Tensor::from_vec(gradient, self.x.shape(), self.x.device())?;
         grads.insert(&self.x, gradient);
@@ -83,16 +82,20 @@ impl Task for Minimisation {
         Ok(())
     }
 
-    fn next(&mut self, _: u64) -> Result<Option<Gradient>, RunError> {
-        self.gradient().map(Some)
+    fn next(&mut self, draw: u64) -> Result<Option<Gradient>, RunError> {
+        self.draws.push(draw);
+        self.gradient(draw).map(Some)
     }
 
     fn begin_step(&mut self, _: u64, _: bool) -> Result<(), RunError> {
+        self.draws.clear();
         Ok(())
     }
 
-    fn again(&mut self, _: u64) -> Result<Gradient, RunError> {
-        self.gradient()
+    fn again(&mut self, number: u64) -> Result<Gradient, RunError> {
+        // Of a batch that was not drawn nobody asks.
+        let draw = usize::try_from(number).ok().and_then(|number| self.draws.get(number));
+        self.gradient(draw.copied().unwrap_or_default())
     }
 
     /// The mean of f over all steps says nothing: `log_every` writes the steps themselves.
@@ -105,7 +108,8 @@ impl Task for Minimisation {
         _: Split,
         _: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
     ) -> Result<Values, RunError> {
-        Ok(vec![("loss", self.value_and_gradient()?.0)])
+        let x = self.x.to_vec1::<f64>()?;
+        Ok(vec![("loss", self.function.evaluate(&x, &mut vec![0.0; x.len()]))])
     }
 
     fn gather_statistics(&mut self, _: u64, _: usize) -> Result<(), RunError> {

@@ -14,7 +14,8 @@ pub struct Confirmation {
 }
 
 impl Sweep {
-    /// Chooses by the mean of the validation figure at the chosen epoch over the seeds of the sweep; a configuration that diverged
+    /// Chooses by the mean of the validation figure at the chosen epoch (of a problem, its value at the end) over the seeds of the
+    /// sweep; a configuration that diverged
     /// on one of them is no choice, and of equals the first is taken. `None` while a run has no result: what is missing might be
     /// the best.
     pub fn confirmation(&self, recipe: &Recipe) -> Option<Confirmation> {
@@ -61,6 +62,7 @@ impl Sweep {
 /// What a run is chosen by; `None` where it diverged.
 fn figure(run: &Run) -> Option<f64> {
     let Summary { status, metric, selected, .. } = run.summary()?;
-    let value = selected.get(&format!("val.{metric}")).copied();
+    let split = if run.recipe.problem.is_some() { "test" } else { "val" };
+    let value = selected.get(&format!("{split}.{metric}")).copied();
     value.filter(|value| *status == Status::Finished && value.is_finite())
 }

@@ -50,7 +50,7 @@ proptest! {
 #[test]
 fn frequent_words_are_one_piece_and_all_bytes_are_known() {
     let pieces = trained();
-    assert_eq!(pieces.encode(" the the").unwrap().len(), 3);
+    assert_eq!(pieces.encode(" the the").unwrap().len(), 2);
     let sat = pieces.encode(" sat").unwrap();
     assert_eq!((sat.len(), decoded(&pieces, &sat)), (1, b" sat".to_vec()));
     assert!((0..=255).all(|byte| pieces.piece(u32::from(byte)) == [byte]));
@@ -71,7 +71,7 @@ fn pieces_are_the_same_whatever_the_threads_and_forever() {
     let (one, many) = (all(1), all(5));
     assert!(one == many);
     // Runs are functions of it.
-    assert_eq!(one.0.sha256, "PINNED");
+    assert_eq!(one.0.sha256, "6f4170308a38db0a5b71ca87e9681995491d422491f48f18415137ff7d3e78d0");
 }
 
 #[test]

@@ -216,6 +216,7 @@ impl Dataset for TinyStories {
             test: valid.into(),
             vocab,
             unit: Unit::Word,
+            pieces: None,
         };
         let source = self.folder.display().to_string();
         let provenance = Provenance { source, files, ..Provenance::generated(self.name(), content) };

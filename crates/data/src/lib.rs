@@ -6,7 +6,7 @@
 //!                          │ prove  (digest)
 //!                          ▼
 //!                  Images: u8 or f32 ── ImagePipeline ── ImageBatch: f32, ahead of the training step
-//!                  Text: u32 ─────────── TextStream ───── TextBatch
+//!                  Text: u32 ─────────── TextStream, TextWindows ── TextBatch
 //! ```
 //! A new data set is one file: implement [`Dataset`] and [`register`](DataRegistry::register) it.
 //!
@@ -19,6 +19,12 @@
 //! # Ok::<(), taper_data::DataError>(())
 //! ```
 mod augment;
+mod body;
+#[cfg(feature = "tokenizers")]
+mod bpe;
+#[cfg(not(feature = "tokenizers"))]
+#[path = "no_bpe.rs"]
+mod bpe;
 #[cfg(feature = "candle-datasets")]
 pub mod candle;
 mod cifar;
@@ -41,10 +47,12 @@ mod split;
 mod stream;
 mod subset;
 mod text;
+mod windows;
 
 use serde::{Deserialize, Serialize};
 
 pub use augment::{Alternate, Augment, Fill, Flip, Mix, Normalize};
+pub use bpe::Bpe;
 pub use digest::Content;
 pub use error::{DataError, Mismatch};
 pub use files::Source;
@@ -56,6 +64,7 @@ pub use split::{SplitSize, split};
 pub use stream::{Lengths, TextBatch, TextStream, Window};
 pub use subset::Subset;
 pub use text::{EOS, Text, UNK, Unit, Vocabulary};
+pub use windows::{Order, TextWindows};
 
 /// A data set in memory.
 #[derive(Clone, Debug)]
@@ -67,7 +76,7 @@ pub enum Data {
         /// To report on.
         test: Images,
     },
-    /// A stream of words, characters or bytes.
+    /// A stream of words, characters, bytes or pieces.
     Text(Text),
 }
 

@@ -1,12 +1,12 @@
-//! Words, characters or bytes and their numbers.
+//! Words, characters, bytes or pieces and their numbers.
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::DataError;
 use super::files::MOST_BYTES;
+use super::{Bpe, DataError};
 use taper_files::{place, read_regular};
 
 /// The end of a line.
@@ -25,6 +25,8 @@ pub enum Unit {
     Char,
     /// Bytes, whatever they stand for.
     Byte,
+    /// Runs of bytes that occur often, as byte-level BPE finds them.
+    Bpe,
 }
 
 /// Text as the numbers of its units.
@@ -40,6 +42,8 @@ pub struct Text {
     pub vocab: Arc<[String]>,
     /// What a number stands for.
     pub unit: Unit,
+    /// What text by pieces is cut by.
+    pub pieces: Option<Arc<Bpe>>,
 }
 
 impl Text {
@@ -59,8 +63,28 @@ impl Text {
             }
             Unit::Char => numbers.iter().map(unit).collect(),
             Unit::Byte => {
-                let bytes: Vec<u8> = numbers.iter().map(|n| u8::try_from(*n).unwrap_or(b'?')).collect();
-                String::from_utf8_lossy(&bytes).into_owned()
+                whole_characters(numbers.iter().map(|n| u8::try_from(*n).unwrap_or(b'?')).collect())
+            }
+            Unit::Bpe => whole_characters(self.bytes(numbers)),
+        }
+    }
+
+    /// The bytes of pieces.
+    fn bytes(&self, numbers: &[u32]) -> Vec<u8> {
+        let pieces = self.pieces.iter();
+        pieces.flat_map(|pieces| numbers.iter().flat_map(|number| pieces.piece(*number))).copied().collect()
+    }
+
+    /// How many characters (of text by characters) or bytes numbers stand for; none for words.
+    pub fn measure(&self, numbers: &[u32]) -> Option<u64> {
+        match self.unit {
+            Unit::Word => None,
+            Unit::Char | Unit::Byte => Some(numbers.len() as u64),
+            Unit::Bpe => {
+                let pieces = self.pieces.iter();
+                let length =
+                    pieces.flat_map(|pieces| numbers.iter().map(|number| pieces.piece(*number).len()));
+                Some(length.map(|length| length as u64).sum())
             }
         }
     }
@@ -87,6 +111,7 @@ impl Text {
             }
             Unit::Char => characters(text).map(number).collect(),
             Unit::Byte => Ok(text.bytes().map(u32::from).collect()),
+            Unit::Bpe => self.pieces.as_ref().map_or(Ok(Vec::new()), |pieces| pieces.encode(text)),
         }
     }
 
@@ -96,6 +121,7 @@ impl Text {
             Unit::Word => EOS,
             Unit::Char => "\n",
             Unit::Byte => return Some(u32::from(b'\n')),
+            Unit::Bpe => return self.encode("\n").ok().and_then(|end| end.first().copied()),
         };
         self.vocab.iter().position(|known| known == end).map(|at| at as u32)
     }
@@ -105,6 +131,15 @@ impl Text {
         if self.unit != other.unit {
             let [expected, found] = [self.unit, other.unit].map(|unit| format!("{unit:?}").to_lowercase());
             return Err(format!("expected text by {expected}, found text by {found}"));
+        }
+        if self.unit == Unit::Bpe {
+            let recut = |numbers: &[u32]| -> Result<Arc<[u32]>, String> {
+                let text = String::from_utf8(other.bytes(numbers))
+                    .map_err(|_| "expected whole characters, found a part of one".to_owned())?;
+                Ok(self.encode(&text)?.into())
+            };
+            let [train, valid, test] = [&other.train, &other.valid, &other.test].map(|part| recut(part));
+            return Ok(Self { train: train?, valid: valid?, test: test?, ..self.clone() });
         }
         let known: HashMap<&str, u32> = self.vocab.iter().map(String::as_str).zip(0..).collect();
         let new: Vec<Option<u32>> =
@@ -119,8 +154,18 @@ impl Text {
             numbers.iter().map(number).collect()
         };
         let [train, valid, test] = [&other.train, &other.valid, &other.test].map(|part| renumber(part));
-        Ok(Self { train: train?, valid: valid?, test: test?, vocab: self.vocab.clone(), unit: self.unit })
+        Ok(Self { train: train?, valid: valid?, test: test?, ..self.clone() })
     }
+}
+
+/// Bytes as text, without a part of a character at the end.
+fn whole_characters(mut bytes: Vec<u8>) -> String {
+    if let Err(e) = std::str::from_utf8(&bytes)
+        && e.error_len().is_none()
+    {
+        bytes.truncate(e.valid_up_to());
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The words of a text, with [`EOS`] for every line feed.

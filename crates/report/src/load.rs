@@ -230,5 +230,6 @@ fn metric(recipe: &Recipe, records: &[Record]) -> String {
         return metric.as_str().unwrap_or("loss").to_owned();
     }
     let measured = |name: &&str| records.iter().any(|record| record.values.contains_key(*name));
-    ["accuracy", "perplexity"].into_iter().find(measured).unwrap_or("loss").to_owned()
+    let own = ["accuracy", "bits_per_char", "bits_per_byte", "perplexity"];
+    own.into_iter().find(measured).unwrap_or("loss").to_owned()
 }

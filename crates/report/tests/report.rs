@@ -502,8 +502,7 @@ fn the_losses_of_single_steps_stay_out_of_the_band_over_seeds() {
     let folder = tempfile::tempdir().unwrap();
     fixture(folder.path());
     let first = |runs: &Path| {
-        let document =
-            taper_report::document("Fixture", &taper_report::load(&[runs.to_path_buf()]).unwrap());
+        let document = taper_report::document("Fixture", &taper_report::load(&[runs.to_path_buf()]).unwrap());
         let figures: Vec<String> = document
             .sections
             .iter()
@@ -519,7 +518,8 @@ fn the_losses_of_single_steps_stay_out_of_the_band_over_seeds() {
     for run in fs::read_dir(folder.path()).unwrap() {
         let path = run.unwrap().path().join("metrics.jsonl");
         let metrics = fs::read_to_string(&path).unwrap();
-        let step = "{\"step\":40,\"epoch\":1,\"split\":\"train\",\"loss\":7.0,\"lr\":0.01,\"grad_norm\":1.0}\n";
+        let step =
+            "{\"step\":40,\"epoch\":1,\"split\":\"train\",\"loss\":7.0,\"lr\":0.01,\"grad_norm\":1.0}\n";
         fs::write(&path, format!("{step}{metrics}")).unwrap();
     }
     assert_eq!(first(folder.path()), before);

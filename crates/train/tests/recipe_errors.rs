@@ -335,7 +335,7 @@ error: unknown key `epocks` in `train`
   |         ^^^^^^
   |
   = help: did you mean `epochs`?
-  = help: known here: epochs, steps, eval_every, eval_augment, log_every, clip_norm, clip_value, label_smoothing, accumulate, shards, shard_state, precision, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, bptt, scale_lr_by_length";
+  = help: known here: epochs, steps, eval_every, eval_augment, log_every, clip_norm, clip_value, label_smoothing, accumulate, shards, shard_state, precision, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, bptt, windows, scale_lr_by_length";
     assert_eq!(error.to_string(), expected);
     assert!(!error.to_string().contains('\u{1b}'));
     assert!(error.render(true).contains('\u{1b}'));

@@ -87,6 +87,14 @@ train:
   checkpoint: {every_epochs: null, every_steps: 3, keep: 9}
 ";
 
+/// Windows that stand alone, drawn at random, in two batches a step.
+const WINDOWS: &str = "
+data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, test: 100, batch_size: 14, eval_batch_size: 2}
+model: {name: lstm, layers: 1, emb: 12, hidden: 16}
+optimizer: {name: decgd, lr: 0.05}
+train: {epochs: 2, shards: 12, accumulate: 2, log_every: 1, select: val, windows: {length: 11}}
+";
+
 /// Sums over all parameters of an optimizer.
 const ADAGD: &str = "
 data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 24}
@@ -253,6 +261,11 @@ fn an_mlp_is_the_same_for_any_number_of_ranks() {
 #[test]
 fn a_resnet_is_the_same_for_any_number_of_ranks() {
     same_also_divided(RESNET, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn windows_are_the_same_for_any_number_of_ranks() {
+    same_also_divided(WINDOWS, &[2, 3]);
 }
 
 #[test]

@@ -105,6 +105,89 @@ fn text_epochs_are_counted_each_by_its_own_windows() {
     );
 }
 
+/// Windows that stand alone, of a network that would carry a state: 2999 / (4·35) batches an epoch.
+const WINDOWS: &str = "
+data: {name: synthetic-text, vocab: 50, train: 3000, valid: 300, test: 300, batch_size: 4, eval_batch_size: 2}
+model: {name: lstm, emb: 8, hidden: 12, layers: 2}
+optimizer: {name: sgd, lr: 0.5}
+train: {epochs: 2, windows: {length: 35}, checkpoint: {keep: 9}}
+";
+
+#[test]
+fn windows_that_stand_alone_read_the_text_once_an_epoch_and_carry_nothing() {
+    let (run, _folder) = train(WINDOWS, &[]);
+    assert_eq!(lines(&run, Split::Train), [(21, 1), (42, 2)]);
+    assert!(!run.folder.join("checkpoints/step-42/carry.safetensors").exists());
+    assert!(!run.summary.last.keys().any(|key| key.contains("bits")), "{:?}", run.summary.last);
+    let (other, _folder_2) = train(WINDOWS, &["train.windows.order=sequential"]);
+    assert_ne!(values(&run, Split::Test, "loss"), values(&other, Split::Test, "loss"));
+    // Evaluated so many at a time or so many: the windows are the same, and none knows of those before it.
+    let (wide, _folder_3) = train(WINDOWS, &["data.eval_batch_size=7"]);
+    let [one, another] = [&run, &wide].map(|run| values(run, Split::Test, "loss"));
+    // Sums of 299 terms of about 4 in another order, in f32.
+    assert!(one.iter().zip(&another).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?} {another:?}");
+}
+
+#[test]
+fn accumulated_windows_step_like_one_large_batch_of_them() {
+    // In order, so that two batches are one of twice the size.
+    let small = ["train={steps: 3, accumulate: 2, windows: {length: 35, order: sequential}}", EVERY_STEP];
+    let (small, _folder) = train(WINDOWS, &small);
+    let large =
+        ["train={steps: 3, windows: {length: 35, order: sequential}}", "data.batch_size=8", EVERY_STEP];
+    let (large, _folder_2) = train(WINDOWS, &large);
+    let (small, large) = (weights(&small, 3), weights(&large, 3));
+    for (name, large) in large.iter().filter(|(name, _)| !name.contains("dropout")) {
+        for (a, b) in small[name].iter().zip(large) {
+            // Sums over 280 tokens in another order, in f32, on weights below 1.
+            assert!((a - b).abs() < 2e-6, "{name}: {a} instead of {b}");
+        }
+    }
+}
+
+#[test]
+fn text_that_is_not_by_words_is_judged_in_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.txt");
+    std::fs::write(&file, "the cat sat on the mat, and the dog on the log\n".repeat(60)).unwrap();
+    let bits = |set: &[&str]| {
+        let path = format!("data.path={:?}", file.display().to_string());
+        let by = ["data={name: text, batch_size: 2, eval_batch_size: 3}", path.as_str()];
+        train(WINDOWS, &[&by, set].concat())
+    };
+    let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-14, "{a} {b}");
+    let last = |run: &Outcome, key: &str| run.summary.last[key];
+    let (by_char, _runs) = bits(&["data.by=char"]);
+    assert_eq!(by_char.summary.metric, "bits_per_char");
+    for split in ["val", "test"] {
+        let [bits, loss] = ["bits_per_char", "loss"].map(|m| last(&by_char, &format!("{split}.{m}")));
+        close(bits, loss / std::f64::consts::LN_2);
+    }
+    let (by_byte, _runs) = bits(&["data.by=byte", "train.metric=perplexity"]);
+    assert_eq!(by_byte.summary.metric, "perplexity");
+    close(last(&by_byte, "test.bits_per_byte"), last(&by_byte, "test.loss") / std::f64::consts::LN_2);
+    // The whole text is 60 lines of 47 bytes, of which the last tenth is 282; its first piece is read and not predicted.
+    let (by_piece, _runs) = bits(&["data.by=bpe", "data.max_vocab=280"]);
+    let search = taper_data::Search::default();
+    let options = serde_json::json!({"path": file, "by": "bpe", "max_vocab": 280});
+    let set = taper_data::DataRegistry::builtin();
+    let taper_data::Data::Text(text) = set.get("text").unwrap().load(&options, &search).unwrap().data else {
+        panic!("not text")
+    };
+    let bytes = 282 - text.decode(&text.test[..1]).len();
+    let tokens = text.test.len() - 1;
+    assert!(bytes > 2 * tokens, "{bytes} {tokens}");
+    let expected = last(&by_piece, "test.loss") / std::f64::consts::LN_2 * tokens as f64 / bytes as f64;
+    close(last(&by_piece, "test.bits_per_byte"), expected);
+    // Streams are judged as they were, unless they are to be judged so.
+    let streams = ["data.by=char", "train={epochs: 1, bptt: {length: 20}}"];
+    let (plain, _runs) = bits(&streams);
+    assert!(!plain.summary.last.keys().any(|key| key.contains("bits")));
+    let (asked, _runs) = bits(&[&streams[..], &["train.metric=bits_per_char"]].concat());
+    assert_eq!(asked.summary.metric, "bits_per_char");
+    assert_eq!(last(&asked, "test.loss"), last(&plain, "test.loss"));
+}
+
 #[test]
 fn accumulated_batches_step_like_one_large_batch() {
     let small = ["train={steps: 3, accumulate: 4}", "data.batch_size=16", EVERY_STEP];

@@ -160,7 +160,8 @@ fn of_summary(summary: &Summary) -> String {
 
 /// What a line says, for people.
 pub(crate) fn of_record(record: &Record) -> String {
-    let known = ["accuracy", "perplexity", "loss"].into_iter().find(|name| record.values.contains_key(*name));
+    let names = ["accuracy", "bits_per_char", "bits_per_byte", "perplexity", "loss"];
+    let known = names.into_iter().find(|name| record.values.contains_key(*name));
     let Some((name, value)) = known.and_then(|name| Some((name, *record.values.get(name)?))) else {
         return String::new();
     };

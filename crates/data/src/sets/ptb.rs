@@ -1,13 +1,16 @@
-//! Penn Treebank, words.
+//! Penn Treebank: words, or its lines by characters, bytes or pieces.
+use std::path::PathBuf;
+
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::body::{Body, Numbering};
 use crate::digest::{self, Content};
 use crate::hub::Repo;
 use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
 use crate::search::{Form, Layout, Search, Spec, find};
-use crate::text::{Text, Unit, Vocabulary, read_lines};
+use crate::text::{Unit, Vocabulary, characters, read_lines};
 use crate::{Data, DataError, Loaded, Provenance, Source, parquet};
 
 /// Penn Treebank in Mikolov's preprocessing.
@@ -44,11 +47,30 @@ static SPEC: Spec = Spec {
 struct Options {
     verify: bool,
     revision: Option<String>,
+    by: Unit,
+    vocab: Option<PathBuf>,
+    max_vocab: Option<usize>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { verify: true, revision: None }
+        Self { verify: true, revision: None, by: Unit::Word, vocab: None, max_vocab: None }
+    }
+}
+
+impl Options {
+    fn read(given: &Value) -> Result<Self, DataError> {
+        let chosen: Self = options(SPEC.name, given)?;
+        let Self { by, vocab, max_vocab, .. } = &chosen;
+        Numbering::check(SPEC.name, *by, vocab.as_deref(), 1, *max_vocab)?;
+        let given = [("vocab", vocab.is_some()), ("max_vocab", max_vocab.is_some())];
+        match given.into_iter().find(|(_, given)| *given && *by != Unit::Bpe) {
+            None => Ok(chosen),
+            Some((key, _)) => {
+                let message = "expected none without `by: bpe`: words and characters are those of the set";
+                Err(DataError::option(SPEC.name, key, message))
+            }
+        }
     }
 }
 
@@ -58,11 +80,15 @@ impl Dataset for Ptb {
     }
 
     fn describe(&self) -> Description {
+        let option = |name, default, doc| OptionDoc { name, default, doc };
         Description {
             summary: "Penn Treebank, 929,589 + 73,760 + 82,430 words of 10,000 with <eos> (LDC text; see its licence)".into(),
             options: vec![
-                OptionDoc { name: "verify", default: "true", doc: "refuse content that is not the published set's" },
-                OptionDoc { name: "revision", default: SPEC.hub.revision, doc: "the hub revision to download" },
+                option("verify", "true", "refuse content that is not the published set's"),
+                option("revision", SPEC.hub.revision, "the hub revision to download"),
+                option("by", "word", "`word`, `char`, `byte` or `bpe`: what is predicted"),
+                option("vocab", "null", "with `bpe`, a tokenizer.json; built from the training text unless given"),
+                option("max_vocab", "null", "with `bpe`, at most this many pieces, with all bytes (4096 unless given)"),
             ],
         }
     }
@@ -83,12 +109,16 @@ impl Dataset for Ptb {
         Some(Kind::Text)
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &["vocab"]
+    }
+
     fn check(&self, given: &Value) -> Result<(), DataError> {
-        options::<Options>(SPEC.name, given).map(drop)
+        Options::read(given).map(drop)
     }
 
     fn load(&self, given: &Value, search: &Search) -> Result<Loaded, DataError> {
-        let Options { verify, revision } = options(SPEC.name, given)?;
+        let Options { verify, revision, by, vocab, max_vocab } = Options::read(given)?;
         let found = find(&SPEC, search, revision.as_deref())?;
         let files = found.hash(SPEC.name)?;
         let read = |file: &Source| match found.form {
@@ -102,17 +132,32 @@ impl Dataset for Ptb {
             }
         }
         let lines = |split: usize| splits[split].iter().map(String::as_str);
-        let content: Vec<Content> = ["train", "valid", "test"]
+        let mut content: Vec<Content> = ["train", "valid", "test"]
             .iter()
             .enumerate()
             .map(|(i, name)| Content::of_lines(name, lines(i)))
             .collect();
         let verdict = digest::compare(SPEC.name, &found.place, &content, verify)?;
-        // The published protocol numbers the words of all three files by their first appearance.
-        let vocabulary = Vocabulary::by_appearance((0..3).flat_map(lines));
-        let encode = |split: usize| vocabulary.encode(lines(split), found.files[split].path());
-        let (train, valid, test) = (encode(0)?, encode(1)?, encode(2)?);
-        let text = Text { train, valid, test, vocab: vocabulary.words(), unit: Unit::Word };
+        // The published protocol numbers the words of all three files by their first appearance; characters alike.
+        let words = (by == Unit::Word).then(|| Vocabulary::by_appearance((0..3).flat_map(lines)));
+        let bodies: Vec<Body> = splits.into_iter().map(|lines| Body::of_lines(lines, by)).collect();
+        let numbering = match (by, words, &vocab) {
+            (Unit::Bpe, _, Some(path)) => Numbering::read(SPEC.name, &search.resolve(path), by)?,
+            (_, Some(words), _) => Numbering::Units(words),
+            (Unit::Char, ..) => {
+                let mut vocabulary = Vocabulary::default();
+                for character in bodies.iter().flat_map(|body| characters(body.characters())) {
+                    vocabulary.add(character);
+                }
+                Numbering::Units(vocabulary)
+            }
+            _ => Numbering::of(SPEC.name, &bodies[0], by, 1, max_vocab)?,
+        };
+        if vocab.is_none() && by == Unit::Bpe {
+            numbering.keep(search, &content[0].sha256, by, 1);
+        }
+        content.extend(numbering.content(vocab.is_some()));
+        let text = numbering.text([0, 1, 2].map(|i| (&bodies[i], found.files[i].path())), by)?;
         let provenance = Provenance {
             name: SPEC.name.into(),
             source: found.place,

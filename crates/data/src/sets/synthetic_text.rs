@@ -87,6 +87,7 @@ impl Dataset for SyntheticText {
             test: test.into(),
             vocab: vocab.into(),
             unit: Unit::Word,
+            pieces: None,
         };
         let entropy_rate = Some(source.entropy());
         let provenance = Provenance { entropy_rate, ..Provenance::generated(self.name(), content) };

@@ -1,4 +1,4 @@
-//! Any text files, as words, characters or bytes.
+//! Any text files, as words, characters, bytes or pieces.
 use std::path::{Path, PathBuf};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -6,12 +6,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
 
+use crate::body::{Body, Numbering};
 use crate::digest::Content;
-use crate::files::MOST_BYTES;
 use crate::registry::{Dataset, Description, Kind, OptionDoc, options};
-use crate::text::{EOS, Text, UNK, Unit, Vocabulary, bytes_vocabulary, characters, read_lines, read_text};
+use crate::text::{Text, Unit};
 use crate::{Data, DataError, FileRecord, Loaded, Provenance, Search};
-use taper_files::{read_regular, sha256_file};
+use taper_files::sha256_file;
 
 /// Text files of the user's own.
 pub struct TextFiles;
@@ -125,107 +125,9 @@ impl Options {
                 _ => {}
             }
         }
-        if chosen.by != Unit::Word && chosen.vocab.is_some() {
-            return wrong("vocab", "expected no file: only words are numbered by one".into());
-        }
-        if chosen.by == Unit::Byte && (chosen.max_vocab.is_some() || chosen.min_count != 1) {
-            let key = if chosen.max_vocab.is_some() { "max_vocab" } else { "min_count" };
-            return wrong(key, "expected none: there are 256 bytes, and all are known".into());
-        }
-        if let Some(found) = chosen.max_vocab.filter(|most| *most < 2) {
-            return wrong("max_vocab", format!("expected at least 2, with {UNK} and {EOS}, found {found}"));
-        }
+        let Self { by, vocab, min_count, max_vocab, .. } = &chosen;
+        Numbering::check(NAME, *by, vocab.as_deref(), *min_count, *max_vocab)?;
         Ok(chosen)
-    }
-
-    /// The vocabulary that the training text makes.
-    fn vocabulary(&self, train: &Body) -> Vocabulary {
-        match train {
-            Body::Lines(lines) => {
-                Vocabulary::by_frequency(lines.iter().map(String::as_str), self.min_count, self.max_vocab)
-            }
-            Body::Characters(text) => {
-                Vocabulary::ranked(characters(text), &[UNK], self.min_count, self.max_vocab)
-            }
-            // Every byte is known beforehand.
-            Body::Bytes(_) => Vocabulary::default(),
-        }
-    }
-}
-
-/// A text that is not numbered yet.
-enum Body {
-    Lines(Vec<String>),
-    Characters(String),
-    Bytes(Vec<u8>),
-}
-
-impl Body {
-    fn read(files: &[(String, PathBuf)], by: Unit) -> Result<Self, DataError> {
-        let mut body = match by {
-            Unit::Word => Self::Lines(Vec::new()),
-            Unit::Char => Self::Characters(String::new()),
-            Unit::Byte => Self::Bytes(Vec::new()),
-        };
-        for (key, path) in files {
-            // A file is named by the key it stands under: that is what there is to correct.
-            let at = |e: DataError| DataError::option(NAME, key, e.to_string());
-            match &mut body {
-                Self::Lines(lines) => lines.extend(read_lines(path).map_err(at)?),
-                Self::Characters(text) => text.push_str(&read_text(path).map_err(at)?),
-                Self::Bytes(bytes) => {
-                    bytes.extend(read_regular(path, MOST_BYTES).map_err(DataError::from).map_err(at)?);
-                }
-            }
-        }
-        Ok(body)
-    }
-
-    /// Lines, characters or bytes.
-    fn len(&self) -> usize {
-        match self {
-            Self::Lines(lines) => lines.len(),
-            Self::Characters(text) => text.chars().count(),
-            Self::Bytes(bytes) => bytes.len(),
-        }
-    }
-
-    /// Whether there is nothing to learn from.
-    fn is_blank(&self) -> bool {
-        match self {
-            Self::Lines(lines) => lines.iter().all(|line| line.trim().is_empty()),
-            Self::Characters(text) => text.is_empty(),
-            Self::Bytes(bytes) => bytes.is_empty(),
-        }
-    }
-
-    /// Takes so many lines, characters or bytes off the end.
-    fn split_off(&mut self, count: usize) -> Self {
-        let at = self.len().saturating_sub(count);
-        match self {
-            Self::Lines(lines) => Self::Lines(lines.split_off(at)),
-            Self::Characters(text) => {
-                let at = text.char_indices().nth(at).map_or(text.len(), |(at, _)| at);
-                Self::Characters(text.split_off(at))
-            }
-            Self::Bytes(bytes) => Self::Bytes(bytes.split_off(at)),
-        }
-    }
-
-    fn content(&self, split: &str) -> Content {
-        match self {
-            Self::Lines(lines) => Content::of_lines(split, lines.iter().map(String::as_str)),
-            Self::Characters(text) => Content::of_bytes(split, text.as_bytes(), self.len()),
-            Self::Bytes(bytes) => Content::of_bytes(split, bytes, bytes.len()),
-        }
-    }
-
-    fn encode(&self, vocabulary: &Vocabulary, file: &Path) -> Result<std::sync::Arc<[u32]>, DataError> {
-        match self {
-            Self::Lines(lines) => vocabulary.encode(lines.iter().map(String::as_str), file),
-            Self::Characters(text) => vocabulary.number(characters(text), file),
-            Self::Bytes(bytes) => Ok(bytes.iter().map(|byte| u32::from(*byte)).collect()),
-        }
     }
 }
 
@@ -244,7 +146,7 @@ fn read(chosen: &Options, search: &Search) -> Result<(Splits, Vec<FileRecord>), 
         }
         // `Options::read` saw to it that there is a file.
         let first = files.first().map(|(_, path)| path.clone()).unwrap_or_default();
-        Ok((first, Body::read(&files, chosen.by)?))
+        Ok((first, Body::read(NAME, &files, chosen.by)?))
     };
     let key = if chosen.path.list().is_empty() { "train" } else { "path" };
     let words = |key: &str, (path, body): (PathBuf, Body)| match body.is_blank() {
@@ -281,7 +183,9 @@ impl Dataset for TextFiles {
     fn describe(&self) -> Description {
         let option = |name, default, doc| OptionDoc { name, default, doc };
         Description {
-            summary: "your text: any files, as words (one sentence a line), characters or bytes".into(),
+            summary:
+                "your text: any files, as words (one sentence a line), characters, bytes or pieces (BPE)"
+                    .into(),
             options: vec![
                 option(
                     "path",
@@ -299,17 +203,17 @@ impl Dataset for TextFiles {
                     "[]",
                     "a file or a list of files to report on, or the part of the end: 0.1 with path",
                 ),
-                option("by", "word", "`word`, `char` or `byte`: what is predicted"),
+                option("by", "word", "`word`, `char`, `byte` or `bpe`: what is predicted"),
                 option(
                     "vocab",
                     "null",
-                    "the vocabulary's file, one word a line; built from the training text unless given",
+                    "the vocabulary's file: one word a line, or with `bpe` a tokenizer.json; built from the training text unless given",
                 ),
                 option("min_count", "1", "rarer words or characters of the training text become <unk>"),
                 option(
                     "max_vocab",
                     "null",
-                    "at most this many words, with <unk> and <eos>, or characters, with <unk>",
+                    "at most this many words, with <unk> and <eos>, characters, with <unk>, or pieces, with all bytes (4096 unless given)",
                 ),
             ],
         }
@@ -337,41 +241,21 @@ impl Dataset for TextFiles {
         let names = ["train", "valid", "test"].into_iter();
         let mut content: Vec<Content> =
             names.zip(&splits).map(|(name, (_, body))| body.content(name)).collect();
-        let vocabulary = match &chosen.vocab {
-            Some(path) => read_vocabulary(&search.resolve(path))?,
-            None => chosen.vocabulary(&splits[0].1),
+        let numbering = match &chosen.vocab {
+            Some(path) => Numbering::read(NAME, &search.resolve(path), chosen.by)?,
+            None => Numbering::of(NAME, &splits[0].1, chosen.by, chosen.min_count, chosen.max_vocab)?,
         };
-        if chosen.vocab.is_some() {
-            // What words are numbered by is an input like the text.
-            content.push(Content::of_lines("vocab", vocabulary.words().iter().map(String::as_str)));
-        } else if let Some(cache) = search.keeps().filter(|_| chosen.by == Unit::Word) {
-            let key = &content[0].sha256[..16];
-            let name = format!("{key}-{}-{}.txt", chosen.min_count, vocabulary.words().len());
-            // It can be built again from the same text; a cache that cannot be written is no reason to stop.
-            let _ = vocabulary.write(&cache.join("vocab").join(name));
+        if chosen.vocab.is_none() {
+            numbering.keep(search, &content[0].sha256, chosen.by, chosen.min_count);
         }
-        let encode = |(path, body): &(PathBuf, Body)| {
-            body.encode(&vocabulary, path).map_err(|e| DataError::option(NAME, "vocab", e.to_string()))
-        };
-        let [train, valid, test] = [encode(&splits[0])?, encode(&splits[1])?, encode(&splits[2])?];
-        let vocab = if chosen.by == Unit::Byte { bytes_vocabulary() } else { vocabulary.words() };
+        content.extend(numbering.content(chosen.vocab.is_some()));
+        let text = numbering
+            .text(splits.each_ref().map(|(path, body)| (body, path.as_path())), chosen.by)
+            .map_err(|e| DataError::option(NAME, "vocab", e.to_string()))?;
+        let Text { train, valid, test, vocab, .. } = &text;
         debug!("text of {} + {} + {} units of {}", train.len(), valid.len(), test.len(), vocab.len());
-        let text = Text { train, valid, test, vocab, unit: chosen.by };
         let source = splits[0].0.parent().unwrap_or(Path::new(".")).display().to_string();
         let provenance = Provenance { source, files, ..Provenance::generated(NAME, content) };
         Ok(Loaded { data: Data::Text(text), normalize: None, provenance })
     }
-}
-
-/// The words of a file that was named. A recipe writes nowhere but into its runs and the cache, so that none is made there.
-fn read_vocabulary(path: &Path) -> Result<Vocabulary, DataError> {
-    let wrong = |message: String| DataError::option(NAME, "vocab", message);
-    if !path.exists() {
-        return Err(wrong(format!(
-            "expected a file of one word a line, found none at {}: leave the key out to have a vocabulary built from \
-             the training text (it is then kept in the cache, under vocab/)",
-            path.display()
-        )));
-    }
-    Vocabulary::read(path).map_err(|e| wrong(e.to_string()))
 }

@@ -207,7 +207,7 @@ impl Plan<'_> {
 
 /// Whether it learns from text, which brings a validation set of its own.
 fn is_text(recipe: &Recipe) -> bool {
-    recipe.train.bptt.is_some()
+    recipe.train.bptt.is_some() || recipe.train.windows.is_some()
 }
 
 /// The network, by its name in the recipe where the file is a sweep.

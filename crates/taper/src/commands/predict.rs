@@ -31,7 +31,7 @@ pub struct Args {
     /// The text to go on from [default: the end of a line]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Words to add, or characters or bytes where the network was trained on those
+    /// Words to add, or characters, bytes or pieces where the network was trained on those
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     tokens: u32,
     /// How freely words are drawn: 1 as the network says, 0 always the most probable

@@ -141,6 +141,7 @@ fn evaluation_pace(
     // A batch as training has them costs about as much a sample as a large one, which could take minutes; a smaller one costs
     // more.
     let mut settings = recipe.resolved().clone();
+    // Streams are read side by side, however many: fewer of them would be another evaluation.
     if recipe.train.bptt.is_none() {
         settings["data"]["eval_batch_size"] = data.eval_batch_size.min(data.batch_size.max(LEAST)).into();
     }

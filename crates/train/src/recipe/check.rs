@@ -417,8 +417,10 @@ impl Checks<'_> {
 
     /// What is for text only.
     fn images(&self, spec: &Spec, data: &Data) -> Result<(), RecipeError> {
-        if spec.train.bptt.is_some() {
-            return Err(self.unused("train.bptt", "images are not cut into windows"));
+        let cuts =
+            [("train.bptt", spec.train.bptt.is_some()), ("train.windows", spec.train.windows.is_some())];
+        if let Some((key, _)) = cuts.iter().find(|(_, set)| *set) {
+            return Err(self.unused(key, "images are not cut into windows"));
         }
         if data.subset.is_some_and(|subset| subset.val.is_some()) {
             let why = "images bring no validation set; `data.val` carves one out";
@@ -439,7 +441,7 @@ impl Checks<'_> {
             ("normalize", normalize.is_some()),
         ];
         if data.last_batch == LastBatch::Drop {
-            return Err(self.unused("data.last_batch", "windows of text are cut by `train.bptt`"));
+            return Err(self.unused("data.last_batch", "it is for images"));
         }
         if spec.train.eval_augment.is_some() {
             return Err(self.unused("train.eval_augment", "it is for images"));
@@ -453,11 +455,39 @@ impl Checks<'_> {
         if data.val.is_some() {
             return Err(self.unused("data.val", "text brings a validation set of its own"));
         }
-        if spec.train.bptt.is_none() {
-            return Err(de::missing(&Path::parse("train.bptt"), self.layers)
-                .help("text is cut into windows: for example `bptt: {length: 70}`"));
+        match (&spec.train.bptt, spec.train.windows) {
+            (None, None) => Err(de::missing(&Path::parse("train.bptt"), self.layers).help(
+                "text is cut into windows: for example `bptt: {length: 70}`, or `windows: {length: 64}` for a network that carries \
+                 nothing",
+            )),
+            (Some(_), Some(_)) => {
+                let message = "expected `train.bptt` or `train.windows`, found both".to_owned();
+                Err(self.fail(&Path::parse("train.windows"), message))
+            }
+            _ => self.context(spec),
         }
-        Ok(())
+    }
+
+    /// Windows that a network cannot read: one with a key `block` sees so many tokens at most, and carries nothing.
+    fn context(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let Some(model) = &spec.model else { return Ok(()) };
+        let Some(block) = model.config.get("block").and_then(Value::as_u64) else { return Ok(()) };
+        let name = &model.name;
+        match spec.train.windows {
+            Some(windows) if windows.length as u64 > block => self.demand(
+                false,
+                "train.windows.length",
+                &format!("at most model.block ({block}), which is what {name} sees"),
+                windows.length,
+            ),
+            Some(_) => Ok(()),
+            None => {
+                let message =
+                    format!("train.bptt is for networks that carry a state, and {name} carries none");
+                let help = format!("give `windows: {{length: {block}}}` in its place");
+                Err(self.fail(&Path::parse("train.bptt"), message).help(help))
+            }
+        }
     }
 
     /// A setting that nothing would read.
@@ -522,6 +552,9 @@ impl Checks<'_> {
             self.pattern(&path, freeze.pattern())?;
         }
         self.eval_augment(spec)?;
+        if spec.problem.is_some() && train.windows.is_some() {
+            return Err(self.unused("train.windows", "a problem has no text"));
+        }
         if train.bptt.is_none() && train.scale_lr_by_length {
             let message = "scale_lr_by_length needs `train.bptt`".to_owned();
             return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));

@@ -63,7 +63,7 @@ pub use located::Located;
 pub use schema::{
     Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, Domain, EarlyStop, EvalAugment,
     Freeze, FreezeLater, Group, Holdout, LastBatch, LossForScale, Map, Metric, Model, NoDecay, Normalize,
-    OnDivergence, Optimizer, Precision, Problem, Schedule, Select, Spec, Task, Train, Views, When,
+    OnDivergence, Optimizer, Precision, Problem, Schedule, Select, Spec, Task, Train, Views, When, Windows,
 };
 
 pub(crate) use layers::built_in;

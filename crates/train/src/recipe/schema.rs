@@ -12,7 +12,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use taper_data::{Fill, Flip, Subset};
+use taper_data::{Fill, Flip, Order, Subset};
 
 /// Hyperparameters by name, in the order of the file or of the registry.
 pub type Map = serde_json::Map<String, serde_json::Value>;
@@ -148,7 +148,7 @@ impl fmt::Display for Device {
 pub struct Data {
     /// Registry name.
     pub name: String,
-    /// Examples (or parallel streams of text) a training step.
+    /// Examples (or parallel streams or windows of text) a training step.
     #[schemars(range(min = 1))]
     pub batch_size: usize,
     /// The same for evaluation.
@@ -466,7 +466,8 @@ pub struct Train {
     pub precision: Precision,
     /// What chooses the best epoch; `test` is what the paper did, and every table built so says it.
     pub select: Select,
-    /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, loss for problems.
+    /// The figure of merit; without one, the task's own: accuracy for classes, perplexity for text, bits for `windows` of text that
+    /// is not by words, loss for problems.
     #[serde(default)]
     pub metric: Option<Metric>,
     /// Stops when the metric no longer improves.
@@ -493,9 +494,12 @@ pub struct Train {
     /// its `c` must be above a. Figures and gradients stay as they are.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub loss_shift: f64,
-    /// How text is cut into windows.
+    /// How text is cut into windows that go on from each other, for networks that carry a state.
     #[serde(default)]
     pub bptt: Option<Bptt>,
+    /// How text is cut into windows that stand alone; in place of `bptt`. What a network carries is forgotten before each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
     /// Multiplies the rate of a step by its window's length over `bptt.length`.
     pub scale_lr_by_length: bool,
 }
@@ -665,6 +669,10 @@ pub enum Metric {
     Loss,
     /// Its exponential; lower is better.
     Perplexity,
+    /// Mean loss a character in bits, for text by characters; lower is better.
+    BitsPerChar,
+    /// Mean loss a byte in bits, for text by bytes or pieces; lower is better.
+    BitsPerByte,
 }
 
 /// When to give up hope.
@@ -887,6 +895,18 @@ impl Bptt {
     fn least() -> usize {
         1
     }
+}
+
+/// Windows of text that stand alone: `data.batch_size` of them a batch, all of one length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section (a map of keys)")]
+pub struct Windows {
+    /// Tokens of a window: the context.
+    #[schemars(range(min = 1))]
+    pub length: usize,
+    /// Which windows a training batch has. An epoch has as many batches as would read the text once.
+    #[serde(default)]
+    pub order: Order,
 }
 
 /// What `sweep --launcher slurm` asks Slurm for, for each run. What is not given is the cluster's default.

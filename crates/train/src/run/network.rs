@@ -11,7 +11,9 @@ use super::shards::{Contribution, Numbers, Shards};
 use super::task::{Gradient, Seen, Task};
 use super::weights::Buffers;
 use crate::Registries;
-use crate::recipe::{self, Bptt, EvalAugment, Freeze, Holdout, LastBatch, Map, Precision, Recipe, Views};
+use crate::recipe::{
+    self, Bptt, EvalAugment, Freeze, Holdout, LastBatch, Map, Metric, Precision, Recipe, Views,
+};
 use candle_core::{D, DType, Device, Tensor};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,8 +21,8 @@ use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 use taper_data::{
-    Data, DataError, Depth, ImagePipeline, Images, Lengths, Loaded, PipelineConfig, Provenance, Search,
-    SplitSize, Text, TextStream,
+    Data, DataError, Depth, ImagePipeline, Images, Lengths, Loaded, Order, PipelineConfig, Provenance,
+    Search, SplitSize, Text, TextBatch, TextStream, TextWindows, Unit,
 };
 use taper_models::init::is_buffer;
 use taper_models::op_span;
@@ -76,12 +78,61 @@ enum Source {
         classes: usize,
     },
     Text {
-        train: TextStream,
-        val: TextStream,
-        test: TextStream,
-        lengths: Lengths,
+        reading: Reading,
         words: Text,
+        /// What losses are given in beside perplexity, if in anything.
+        bits: Option<Bits>,
     },
+}
+
+/// How text is read.
+enum Reading {
+    /// In windows that go on from each other, side by side.
+    Streams { train: TextStream, val: TextStream, test: TextStream, lengths: Lengths },
+    /// In windows that stand alone.
+    Windows { train: TextWindows, val: TextWindows, test: TextWindows, order: Order },
+}
+
+/// Losses in bits a character or byte.
+struct Bits {
+    name: &'static str,
+    /// Characters or bytes a token, of each set.
+    train: f64,
+    val: f64,
+    test: f64,
+}
+
+impl Bits {
+    /// Of a text whose unit has such a measure, where windows or the recipe's metric ask for it: what runs measured before there was
+    /// one they measure still.
+    fn of(recipe: &Recipe, text: &Text) -> Option<Self> {
+        let (name, metric) = match text.unit {
+            Unit::Word => return None,
+            Unit::Char => ("bits_per_char", Metric::BitsPerChar),
+            Unit::Byte | Unit::Bpe => ("bits_per_byte", Metric::BitsPerByte),
+        };
+        let asked = recipe.train.windows.is_some() || recipe.train.metric == Some(metric);
+        asked.then(|| Self::over(name, text))
+    }
+
+    fn over(name: &'static str, text: &Text) -> Self {
+        // The first token is read and not predicted.
+        let mean = |tokens: &[u32]| {
+            let predicted = tokens.get(1..).unwrap_or_default();
+            text.measure(predicted).unwrap_or(0) as f64 / predicted.len() as f64
+        };
+        Self { name, train: mean(&text.train), val: mean(&text.valid), test: mean(&text.test) }
+    }
+
+    /// A mean loss of a token of a set, in nats.
+    fn value(&self, loss: f64, split: Split) -> (&'static str, f64) {
+        let length = match split {
+            Split::Val => self.val,
+            Split::Test => self.test,
+            Split::Train | Split::Probe => self.train,
+        };
+        (self.name, loss / std::f64::consts::LN_2 / length)
+    }
 }
 
 type Batches = Box<dyn Iterator<Item = Result<Batch, RunError>>>;
@@ -280,10 +331,22 @@ impl Network {
                 (*seen, *test) = (test.over(all).map_err(failed)?, test.over(others).map_err(failed)?);
                 *val = None;
             }
-            (Source::Text { train, val, test, words, .. }, Data::Text(text)) => {
-                let (text, streams) = (words.renumber(&text)?, test.streams());
-                let stream = |part: &Arc<[u32]>| TextStream::new(part.clone(), streams).map_err(failed);
-                (*train, *val, *test) = (stream(&text.train)?, stream(&text.valid)?, stream(&text.test)?);
+            (Source::Text { reading, words, bits }, Data::Text(text)) => {
+                let text = words.renumber(&text)?;
+                match reading {
+                    Reading::Streams { train, val, test, .. } => {
+                        let streams = test.streams();
+                        let stream =
+                            |part: &Arc<[u32]>| TextStream::new(part.clone(), streams).map_err(failed);
+                        (*train, *val, *test) =
+                            (stream(&text.train)?, stream(&text.valid)?, stream(&text.test)?);
+                    }
+                    Reading::Windows { train, val, test, .. } => {
+                        let over = |part: &Arc<[u32]>| test.over(part.clone()).map_err(failed);
+                        (*train, *val, *test) = (over(&text.train)?, over(&text.valid)?, over(&text.test)?);
+                    }
+                }
+                *bits = bits.as_ref().map(|bits| Bits::over(bits.name, &text));
             }
             _ => return Err(format!("expected {expected}, found {found}")),
         }
@@ -314,12 +377,27 @@ impl Network {
         let start = usize::try_from(start).unwrap_or(usize::MAX);
         match &self.source {
             Source::Images { train, .. } => self.image_batches(train, epoch, start),
-            Source::Text { train, lengths, .. } => {
+            Source::Text { reading: Reading::Streams { train, lengths, .. }, .. } => {
                 let stream = train.clone();
                 let windows = train.windows(self.seed, epoch, *lengths).skip(start);
                 Box::new(windows.map(move |w| tokens(&stream, w, &device)))
             }
+            Source::Text { reading: Reading::Windows { train, order, .. }, .. } => {
+                let (windows, order, seed) = (train.clone(), *order, self.seed);
+                let numbers = start..windows.batches();
+                Box::new(numbers.map(move |n| read(windows.batch(order, seed, epoch, n), 1.0, &device)))
+            }
         }
+    }
+
+    /// Whether batches stand alone, whatever the network carries from one to the next.
+    fn stands_alone(&self) -> bool {
+        matches!(self.source, Source::Text { reading: Reading::Windows { .. }, .. })
+    }
+
+    /// Forgets what is carried where batches stand alone.
+    fn part_batches(&mut self) -> Result<(), RunError> {
+        if self.stands_alone() { self.set_carried(Vec::new()) } else { Ok(()) }
     }
 
     fn image_batches(&self, set: &ImagePipeline, epoch: u64, start: usize) -> Batches {
@@ -447,14 +525,18 @@ impl Network {
         result
     }
 
-    /// Mean loss, and accuracy or perplexity.
-    fn values(&self, sums: &Sums) -> Values {
+    /// Mean loss, and accuracy or perplexity and bits.
+    fn values(&self, sums: &Sums, split: Split) -> Values {
         let mean = sums.loss / sums.samples as f64;
-        let judged = match self.is_classification() {
-            true => ("accuracy", sums.correct as f64 / sums.samples as f64),
-            false => ("perplexity", mean.exp()),
-        };
-        vec![("loss", mean), judged]
+        match &self.source {
+            Source::Images { .. } => {
+                vec![("loss", mean), ("accuracy", sums.correct as f64 / sums.samples as f64)]
+            }
+            Source::Text { bits, .. } => {
+                let bits = bits.as_ref().map(|bits| bits.value(mean, split));
+                [("loss", mean), ("perplexity", mean.exp())].into_iter().chain(bits).collect()
+            }
+        }
     }
 }
 
@@ -468,7 +550,14 @@ impl Task for Network {
     }
 
     fn metrics(&self) -> &'static [&'static str] {
-        if self.is_classification() { &["accuracy", "loss"] } else { &["perplexity", "loss"] }
+        match &self.source {
+            Source::Images { .. } => &["accuracy", "loss"],
+            Source::Text { bits: None, .. } => &["perplexity", "loss"],
+            Source::Text { bits: Some(Bits { name: "bits_per_char", .. }), .. } => {
+                &["bits_per_char", "perplexity", "loss"]
+            }
+            Source::Text { .. } => &["bits_per_byte", "perplexity", "loss"],
+        }
     }
 
     fn has(&self, split: Split) -> bool {
@@ -482,7 +571,10 @@ impl Task for Network {
     fn batches(&self, epoch: u64) -> u64 {
         match &self.source {
             Source::Images { train, .. } => train.batches() as u64,
-            Source::Text { train, lengths, .. } => train.windows(self.seed, epoch, *lengths).count() as u64,
+            Source::Text { reading: Reading::Streams { train, lengths, .. }, .. } => {
+                train.windows(self.seed, epoch, *lengths).count() as u64
+            }
+            Source::Text { reading: Reading::Windows { train, .. }, .. } => train.batches() as u64,
         }
     }
 
@@ -519,6 +611,7 @@ impl Task for Network {
         let waiting = op_span!("input", "forward", 0);
         let Some(batch) = self.batches.next().transpose()? else { return Ok(None) };
         drop(waiting);
+        self.part_batches()?;
         let carries = if self.kept.is_some() { self.carried() } else { Vec::new() };
         let gradient = self.gradient(&batch, draw)?;
         if let Some(kept) = &mut self.kept {
@@ -556,7 +649,7 @@ impl Task for Network {
     }
 
     fn epoch_values(&self, sums: &Sums) -> Values {
-        self.values(sums)
+        self.values(sums, Split::Train)
     }
 
     /// In evaluation mode. What the model carries is the same before and after.
@@ -566,7 +659,7 @@ impl Task for Network {
         more: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
     ) -> Result<Values, RunError> {
         let sums = self.afresh(|network| network.judge(split, more))?;
-        Ok(self.values(&sums))
+        Ok(self.values(&sums, split))
     }
 
     fn gather_statistics(&mut self, epoch: u64, batches: usize) -> Result<(), RunError> {
@@ -578,6 +671,7 @@ impl Task for Network {
         self.afresh(|network| {
             for (number, batch) in network.epoch(epoch, 0).take(batches).enumerate() {
                 let (batch, mode) = (batch?, Mode::Statistics { seed, step: number as u64 });
+                network.part_batches()?;
                 if network.shards.is_one() {
                     network.model.logits(&batch.input, mode)?;
                     continue;
@@ -594,6 +688,9 @@ impl Task for Network {
     }
 
     fn carry(&self) -> Result<Carry, RunError> {
+        if self.stands_alone() {
+            return Ok(Carry::new());
+        }
         if self.shards.is_one() {
             return Ok(self.model.carry());
         }
@@ -713,28 +810,46 @@ impl Source {
                 Ok(Self::Images { train, seen, val, test, classes })
             }
             Data::Text(text) => {
-                let Some(bptt) = &recipe.train.bptt else {
-                    return Err(recipe.error_at("train", "text needs `bptt: {length: 70}`").into());
-                };
-                let Bptt { length, half, std, min } = *bptt;
-                let lengths = Lengths { base: length, half, deviation: std, least: min };
-                let judged = |words| {
-                    TextStream::new(words, section.eval_batch_size).map_err(|e| match e {
-                        DataError::Option { dataset, message, .. } => {
-                            DataError::option(&dataset, "eval_batch_size", message)
-                        }
-                        e => e,
-                    })
-                };
-                Ok(Self::Text {
-                    train: TextStream::new(text.train.clone(), section.batch_size)?,
-                    val: judged(text.valid.clone())?,
-                    test: judged(text.test.clone())?,
-                    lengths,
-                    words: text,
-                })
+                let reading = Reading::new(recipe, section, &text)?;
+                Ok(Self::Text { reading, bits: Bits::of(recipe, &text), words: text })
             }
         }
+    }
+}
+
+impl Reading {
+    fn new(recipe: &Recipe, section: &recipe::Data, text: &Text) -> Result<Self, RunError> {
+        let [train, val, test] = [&text.train, &text.valid, &text.test].map(Arc::clone);
+        if let Some(recipe::Windows { length, order }) = recipe.train.windows {
+            let judged = |tokens| TextWindows::new(tokens, section.eval_batch_size, length);
+            let windows = TextWindows::new(train, section.batch_size, length)?;
+            if windows.batches() == 0 {
+                let message = format!(
+                    "train.windows.length: expected a text of more than data.batch_size ({}) windows of {length} tokens, found one of {} \
+                     tokens: give shorter windows or fewer of them",
+                    section.batch_size,
+                    text.train.len()
+                );
+                return Err(recipe.error_at("train.windows.length", message).into());
+            }
+            return Ok(Self::Windows { train: windows, val: judged(val)?, test: judged(test)?, order });
+        }
+        let Some(bptt) = &recipe.train.bptt else {
+            let message = "text needs `bptt: {length: 70}` or `windows: {length: 64}`";
+            return Err(recipe.error_at("train", message).into());
+        };
+        let Bptt { length, half, std, min } = *bptt;
+        let lengths = Lengths { base: length, half, deviation: std, least: min };
+        let judged = |words| {
+            TextStream::new(words, section.eval_batch_size).map_err(|e| match e {
+                DataError::Option { dataset, message, .. } => {
+                    DataError::option(&dataset, "eval_batch_size", message)
+                }
+                e => e,
+            })
+        };
+        let train = TextStream::new(train, section.batch_size)?;
+        Ok(Self::Streams { train, val: judged(val)?, test: judged(test)?, lengths })
     }
 }
 
@@ -769,14 +884,17 @@ fn labelled(
 }
 
 fn tokens(stream: &TextStream, window: taper_data::Window, device: &Device) -> Result<Batch, RunError> {
-    let batch = stream.batch(window.start, window.len);
+    read(stream.batch(window.start, window.len), window.rate_scale, device)
+}
+
+fn read(batch: TextBatch, rate_scale: f64, device: &Device) -> Result<Batch, RunError> {
     let shape = (batch.len, batch.batch);
     Ok(Batch {
         input: Tensor::from_vec(batch.input, shape, device)?,
         target: Tensor::from_vec(batch.target, shape, device)?,
         mixed: None,
         samples: (shape.0 * shape.1) as u64,
-        rate_scale: window.rate_scale,
+        rate_scale,
     })
 }
 

@@ -235,6 +235,8 @@ fn metric(recipe: &Recipe, task: &dyn Task) -> Result<&'static str, RunError> {
         Some(Metric::Accuracy) => "accuracy",
         Some(Metric::Loss) => "loss",
         Some(Metric::Perplexity) => "perplexity",
+        Some(Metric::BitsPerChar) => "bits_per_char",
+        Some(Metric::BitsPerByte) => "bits_per_byte",
     };
     match known.contains(&wanted) {
         true => Ok(wanted),

@@ -137,6 +137,7 @@ impl Now {
         let measured = self.measured.map(|(split, metric, value)| match metric {
             "accuracy" => format!("{split} {}", short(metric, value)),
             "perplexity" => format!("{split} ppl {}", short(metric, value)),
+            "bits_per_char" | "bits_per_byte" => format!("{split} bits {}", short(metric, value)),
             metric => format!("{split} {metric} {}", short(metric, value)),
         });
         let parts = [

@@ -7,7 +7,7 @@ use taper_models::rng::Rng;
 /// How the next word is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Words to add, or characters or bytes.
+    /// Words to add, or characters, bytes or pieces.
     pub tokens: usize,
     /// Logits are divided by it; 0 takes the most probable word.
     pub temperature: f64,

@@ -2,7 +2,7 @@
 //!
 //! Who computes what changes no bit: the batches, windows and parts that are evaluated are the same for any number of processes,
 //! and so is the order in which they are added up.
-use super::{Batch, Network, Source, tokens};
+use super::{Batch, Network, Reading, Source, read, tokens};
 use crate::run::RunError;
 use crate::run::checkpoint::Sums;
 use crate::run::figure::{Figure, read_all};
@@ -35,14 +35,32 @@ impl Network {
                 let all = figures.of_all(self.shards.world())?;
                 Ok(all.into_iter().fold(Sums::default(), Sums::plus))
             }
-            (Source::Text { train, val, test, lengths, .. }, _) => {
+            (Source::Text { reading: Reading::Windows { train, val, test, .. }, .. }, _) => {
+                let windows = match split {
+                    Split::Train => train.in_batches(test.at_a_time()),
+                    Split::Val => val.clone(),
+                    _ => test.clone(),
+                };
+                let mut figures = Figures::default();
+                // Windows know nothing of each other either.
+                for number in self.shards.world().share(windows.cover()) {
+                    self.model.set_carry(&[])?;
+                    let batch = read(windows.covering(number), 1.0, &self.device)?;
+                    if !self.measure(&batch, &mut figures, more)? {
+                        break;
+                    }
+                }
+                let all = figures.of_all(self.shards.world())?;
+                Ok(all.into_iter().fold(Sums::default(), Sums::plus))
+            }
+            (Source::Text { reading: Reading::Streams { train, val, test, lengths }, .. }, _) => {
                 let stream = match split {
                     Split::Train => train.in_streams(test.streams())?,
                     Split::Val => val.clone(),
                     _ => test.clone(),
                 };
                 let windows = stream.fixed_windows(lengths.base).collect::<Vec<_>>();
-                self.read(&stream, &windows, more)
+                self.read_on(&stream, &windows, more)
             }
         }
     }
@@ -51,7 +69,7 @@ impl Network {
     ///
     /// The streams are cut into parts, and each is read alone. Each process has a block of all windows of all parts; of its first part
     /// it reads the windows before only as far as the state that they leave.
-    fn read(&mut self, stream: &TextStream, windows: &[Window], more: More) -> Result<Sums, RunError> {
+    fn read_on(&mut self, stream: &TextStream, windows: &[Window], more: More) -> Result<Sums, RunError> {
         let parts = self.shards.parts(stream.streams());
         let own = self.shards.world().share(parts.len() * windows.len());
         let mut figures = Figures::default();

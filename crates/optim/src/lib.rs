@@ -202,6 +202,7 @@ mod driver;
 mod error;
 mod inner;
 mod matrix;
+mod microscope;
 mod optimizer;
 #[doc(hidden)]
 pub mod pairs;
@@ -224,6 +225,10 @@ pub use accumulate::Accumulator;
 pub use clip::{global_norm, global_norm_on_device};
 pub use driver::{Group, Optim, Pattern};
 pub use error::{Error, Result};
+pub use microscope::{
+    Along, Eigenvalue, Figures, Halves, Microscope, Noise, Parabola, REFERENCES, Seen, Shadow, Spread,
+    Values, early_stop, nearest,
+};
 pub use optimizer::{Deferred, Evaluated, Optimizer, Others, ParamInfo, StepContext};
 pub use precision::{Precision, Rounding};
 pub use probe::{Distribution, ParamProbe, Probe};

@@ -5,6 +5,7 @@ mod driver;
 mod groups;
 mod hostile;
 mod kinds;
+mod microscope;
 mod modern;
 mod numeric;
 mod precision;

@@ -203,6 +203,7 @@ mod driver;
 mod error;
 mod inner;
 mod matrix;
+mod microscope;
 mod optimizer;
 #[doc(hidden)]
 pub mod pairs;
@@ -226,6 +227,10 @@ pub use clip::{global_norm, global_norm_on_device};
 pub use domain::Domain;
 pub use driver::{Group, Optim, Pattern};
 pub use error::{Error, Result};
+pub use microscope::{
+    Along, Eigenvalue, Figures, Halves, Microscope, Noise, Parabola, REFERENCES, Seen, Shadow, Spread,
+    Values, early_stop, nearest,
+};
 pub use optimizer::{Deferred, Evaluated, Optimizer, Others, ParamInfo, StepContext};
 pub use precision::{Precision, Rounding};
 pub use probe::{Distribution, ParamProbe, Probe};

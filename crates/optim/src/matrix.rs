@@ -196,7 +196,7 @@ fn identity(n: usize) -> Vec<f64> {
 
 /// Eigenvalues and eigenvectors of a symmetric matrix, one vector after another: reflections to a tridiagonal matrix, then
 /// implicitly shifted QL rotations.
-fn symmetric_eigen(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn symmetric_eigen(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut diagonal, mut beside) = (vec![0.0; n], vec![0.0; n]);
     let mut reflections: Vec<Vec<f64>> = Vec::with_capacity(n);
     for k in 0..n.saturating_sub(1) {

@@ -1,5 +1,5 @@
 //! The face every optimizer shows: an object-safe trait and the context of a step.
-use crate::{Error, Info, Load, Precision, Probe, Result, StateDict};
+use crate::{Error, Info, Load, Precision, Probe, Result, StateDict, Values};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
@@ -299,4 +299,9 @@ pub trait Optimizer: Send {
     fn load_state_dict_with(&mut self, state: &StateDict, load: Load) -> Result<()>;
     /// The statistics of the last step whose context asked for them; `None` too if they could not be had.
     fn probe(&self) -> Option<&Probe>;
+    /// The values that follow √(f + c) (DecGD: v, AEGD: r) of each parameter that has had a step, on the host; none of other
+    /// optimizers.
+    fn followers(&self) -> Vec<(&str, Values<'_>)> {
+        Vec::new()
+    }
 }

@@ -371,6 +371,8 @@ pub trait Rule: Debug + Send + Sync + 'static {
     /// Where the weights for evaluation are, if they are not those that are trained: an element's, from the parameter and its
     /// buffers after a step.
     const EVALUATION: Option<ElementEvaluation<Self::Config>> = None;
+    /// The name of the buffer whose elements follow √(f + c), for rules that keep one.
+    const FOLLOWS: Option<&'static str> = None;
     /// What a probe shows of every element.
     const OBSERVE: Option<Observed<Self::Scalars>> = None;
 

@@ -5,7 +5,7 @@ use crate::rule::{Config, Reach};
 use crate::state::SavedGroup;
 use crate::{
     Error, Evaluated, Factory, Info, Load, Optimizer, Others, ParamInfo, Precision, Probe, Registry, Result,
-    Setup, StateDict, StepContext,
+    Setup, StateDict, StepContext, Values,
 };
 use candle_core::Var;
 use candle_core::backprop::GradStore;
@@ -198,5 +198,8 @@ impl<W: Wrapper> Optimizer for Wrapped<W> {
     }
     fn probe(&self) -> Option<&Probe> {
         self.inner.probe()
+    }
+    fn followers(&self) -> Vec<(&str, Values<'_>)> {
+        self.inner.followers()
     }
 }

@@ -1,7 +1,7 @@
 //! What a report says, before it takes a form: Markdown, LaTeX, CSV, JSON, SVG, PNG or a page of HTML.
 use super::{ReportError, html};
 use std::path::Path;
-use taper_figures::plot::{Picture, Sheet};
+use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, Sheet, braille, short, visible};
 use taper_figures::table::{Table, latex_text, markdown_text};
 
 /// A report.
@@ -194,6 +194,20 @@ impl Document {
         out
     }
 
+    /// As text for a terminal: that of Markdown, with the lines of all charts below it.
+    pub fn terminal(&self) -> String {
+        let mut out = self.markdown();
+        let pictures =
+            self.figures().flat_map(|figure| &figure.panels).filter_map(|panel| panel.views.first());
+        for view in pictures {
+            let Picture::Chart(chart) = &view.picture else { continue };
+            for series in chart.series.iter().filter(|series| matches!(series.marks, Marks::Line)) {
+                out += &curve(chart, series);
+            }
+        }
+        out
+    }
+
     /// The first view of every picture, in the paper's arrangement: the panels of a figure side by side, three at most.
     fn sheet(&self) -> Sheet {
         let first = |panel: &Panel| panel.views.first().map(|view| view.picture.clone());
@@ -202,6 +216,37 @@ impl Document {
             self.figures().flat_map(|figure| of(figure).chunks(3).map(<[_]>::to_vec).collect::<Vec<_>>());
         Sheet { title: self.title.clone(), rows: rows.collect() }
     }
+}
+
+/// A line of a chart in dots, with what its axes reach.
+fn curve(chart: &Chart, series: &Series) -> String {
+    const SIZE: (usize, usize) = (64, 5);
+    const LABEL: usize = 10;
+    let log = chart.y_scale == Scale::Log;
+    let scaled: Vec<f64> = series.points.iter().map(|(_, y)| if log { y.ln() } else { *y }).collect();
+    let finite = || scaled.iter().copied().filter(|y| y.is_finite());
+    let (low, high) = finite().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), y| (l.min(y), h.max(y)));
+    let (Some(first), Some(last)) = (series.points.first(), series.points.last()) else {
+        return String::new();
+    };
+    if low > high {
+        return String::new();
+    }
+    // A flat line stands in the middle.
+    let (bottom, top) = if high > low { (low, high) } else { (low - 1.0, high + 1.0) };
+    let back = |y: f64| short(if log { y.exp() } else { y });
+    let axis = if log { ", log axis" } else { "" };
+    let mut out =
+        format!("\n{}: {}{axis}; ends at {}\n", visible(&chart.title), visible(&series.label), short(last.1));
+    for (i, row) in braille(&scaled, (bottom, top), SIZE.0, SIZE.1).into_iter().enumerate() {
+        let label = match i {
+            0 => back(high),
+            i if i + 1 == SIZE.1 => back(low),
+            _ => String::new(),
+        };
+        out += &format!("{label:>LABEL$} {}\n", row.trim_end());
+    }
+    out + &format!("{:LABEL$} {} from {} to {}\n", "", chart.x_label, short(first.0), short(last.0))
 }
 
 impl Section {

@@ -17,6 +17,7 @@
 //! and drawn, not dropped. A report depends on the runs alone: no dates, no paths, no order of folders.
 mod curves;
 mod document;
+pub mod explain;
 mod group;
 mod html;
 mod load;

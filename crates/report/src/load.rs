@@ -21,6 +21,19 @@ pub enum ReportError {
     /// No folder holds a run.
     #[error("no run in {}: a run is a folder with a recipe.yaml, as `train` and `sweep` leave it", .0.join(", "))]
     Empty(Vec<String>),
+    /// A run whose folder cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
+    /// A run that no microscope looked at.
+    #[error(
+        "{run}: nobody looked at its steps: there is no line in probe.jsonl. Train it with the microscope: `{program} train {run}/recipe.yaml \
+         --fresh --set train.probe='{{every: 10, what: [all]}}'` (--fresh keeps the run there is under another name)",
+        program = taper_files::program()
+    )]
+    Unseen {
+        /// Its folder.
+        run: String,
+    },
     /// The pictures cannot be drawn as PNG.
     #[error("{0}")]
     Png(String),

@@ -94,9 +94,14 @@ fn check_files(
     }
     let path = folder.join("metrics.jsonl");
     let metrics = std::fs::read(&path).map_err(RunError::io(&path))?;
+    let seen = seen(folder)?;
     for step in checkpoint::steps(folder)?.into_iter().rev() {
         let read = checkpoint::read(&checkpoint::path(folder, step));
-        match read.and_then(|loaded| loaded.belongs_to(folder, step, recipe.id(), &metrics)) {
+        let fits = read.and_then(|loaded| {
+            loaded.belongs_to(folder, step, recipe.id(), &metrics)?;
+            loaded.saw(folder, &seen)
+        });
+        match fits {
             Ok(()) => found.intact.push(step),
             Err(e) => found.damage.push(e.to_string()),
         }
@@ -107,6 +112,30 @@ fn check_files(
         found.damage.push(format!("{}: is not what metrics.jsonl comes to", path.display()));
     }
     Ok(())
+}
+
+/// The bytes of `probe.jsonl`; none where there was no microscope.
+fn seen(folder: &Path) -> Result<Vec<u8>, RunError> {
+    let path = folder.join(run::PROBE);
+    match std::fs::read(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(RunError::io(&path)),
+    }
+}
+
+/// The first line of `probe.jsonl` up to a step that came out otherwise, of what was seen then and now.
+fn sight_difference(then: &[u8], now: &[u8], stop: u64) -> Option<usize> {
+    let step = |line: &[u8]| {
+        let sight: Option<run::Sight> = serde_json::from_slice(line).ok();
+        sight.is_none_or(|sight| sight.step <= stop)
+    };
+    let whole = |bytes: &[u8]| bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    let lines = |bytes: &[u8]| -> Vec<Vec<u8>> {
+        let lines = bytes[..whole(bytes)].split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(<[u8]>::to_vec).take_while(|line| step(line)).collect()
+    };
+    let (then, now) = (lines(then), lines(now));
+    (0..then.len().max(now.len())).find(|line| then.get(*line) != now.get(*line)).map(|line| line + 1)
 }
 
 /// The beginning of the run, trained again, against its record.
@@ -131,6 +160,10 @@ fn train_again(
         let record = folder::lines(&again)?;
         let theirs: Vec<_> = lines.iter().filter(|(_, record)| record.step <= stop).cloned().collect();
         (found.equal_lines, found.metrics) = line_difference(&theirs, &record);
+        if let Some(line) = sight_difference(&seen(folder)?, &seen(&again)?, stop) {
+            let path = folder.join(run::PROBE);
+            found.damage.push(format!("{}: line {line} came out otherwise", path.display()));
+        }
         if found.intact.contains(&stop) {
             found.checkpoint = checkpoint_difference(folder, &again, stop)?;
             found.equal_checkpoints.extend(found.checkpoint.is_none().then_some(stop));

@@ -19,6 +19,7 @@ use crate::rule::{Input, Loss, MAX_BUFFERS, Reduce, Refusal, Rule, SUMS, Scalars
 use crate::state::{Load, StateDict};
 use crate::{
     Deferred, Displaced, Error, Info, Optimizer, Others, ParamInfo, Precision, Result, Rounding, StepContext,
+    Values,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
@@ -638,6 +639,18 @@ impl<R: Rule> Optimizer for Optim<R> {
     }
     fn probe(&self) -> Option<&Probe> {
         self.probe()
+    }
+    fn followers(&self) -> Vec<(&str, Values<'_>)> {
+        fn of<R: Rule>(slot: &Slot) -> Option<Values<'_>> {
+            let place = slot.names.iter().position(|name| Some(*name) == R::FOLLOWS)?;
+            match &slot.buffers {
+                Buffers::F32(buffers) => Some(Values::F32(buffers.get(place)?)),
+                Buffers::F64(buffers) => Some(Values::F64(buffers.get(place)?)),
+                Buffers::Device(_) => None,
+            }
+        }
+        let started = self.slots.iter().filter(|slot| slot.t > 0);
+        started.filter_map(|slot| Some((slot.name.as_str(), of::<R>(slot)?))).collect()
     }
 }
 

@@ -6,6 +6,7 @@ mod driver;
 mod groups;
 mod hostile;
 mod kinds;
+mod microscope;
 mod modern;
 mod numeric;
 mod precision;

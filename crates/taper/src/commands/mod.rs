@@ -4,6 +4,7 @@ mod compare;
 mod completions;
 mod data;
 mod eval;
+mod explain;
 mod export;
 mod init;
 mod keys;
@@ -127,6 +128,7 @@ enum Command {
     Predict(predict::Args),
     Export(export::Args),
     Report(report::Args),
+    Explain(explain::Args),
     Watch(watch::Args),
     Track(track::Args),
     Reproduce(reproduce::Args),
@@ -280,6 +282,7 @@ pub fn main(registries: &Registries) -> ExitCode {
         Command::Predict(command) => predict::run(&command, &args.common, registries),
         Command::Export(command) => export::run(&command, &args.common, registries),
         Command::Report(command) => report::run(&command),
+        Command::Explain(command) => explain::run(&command),
         Command::Watch(command) => watch::run(&command, &args.common),
         Command::Track(command) => track::run(&command, &args.common),
         Command::Reproduce(command) => reproduce::run(&command, &args.common, registries),

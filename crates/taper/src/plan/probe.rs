@@ -106,7 +106,9 @@ pub(super) fn probe(
     let tensors: u64 = inspection.parts.iter().map(|part| part.params.len() as u64).sum();
     // A line has about 200 bytes, a probe's 400 a tensor, and TensorBoard's file as much again.
     let lines = 400 * (inspection.epochs + 2 * evaluations)
-        + if train.probe { 800 * tensors * inspection.epochs } else { 0 };
+        + if train.probe.statistics() { 800 * tensors * inspection.epochs } else { 0 }
+        // A look of the microscope has about a thousand bytes a tensor.
+        + train.probe.microscope().map_or(0, |look| 1000 * (tensors + 1) * (inspection.steps / look.every.max(1) + 1));
     Ok(Probe {
         steps: steps.len(),
         step_seconds,

@@ -51,7 +51,7 @@ train:
 };
 
 /// Classes in a few epochs: images mirrored in turns and between mirrors, epochs without their last batch, weights pulled back to
-/// slow ones, parameters that are trained at first only, evaluations of several views.
+/// slow ones, parameters that are trained at first only, evaluations of several views, a microscope.
 pub const SHORT: Net = Net {
     name: "short",
     recipe: "
@@ -75,6 +75,7 @@ train:
   average: {kind: lookahead, every: 5, decay: 0.7, power: 3}
   freeze: [{match: 'conv1.*', after_steps: 12}]
   eval_augment: {kind: flip_shift, when: last}
+  probe: {every: 2, what: [cheap, noise, alpha]}
   checkpoint: {every_epochs: null, every_steps: 3, keep: 2}
 ",
 };

@@ -2,6 +2,7 @@
 use super::{Shown, json};
 use crate::run::RunError;
 use crate::run::checkpoint::Loaded;
+use crate::run::microscope::MICROSCOPE;
 use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -71,7 +72,10 @@ pub(super) fn first_difference(
         differing: None,
         elements: None,
     };
-    let files: BTreeSet<&String> = a.files.keys().chain(b.files.keys()).collect();
+    // A microscope that only one of them has changes nothing that is trained.
+    let beside = a.files.contains_key(MICROSCOPE) != b.files.contains_key(MICROSCOPE);
+    let counts = |name: &str| !(beside && (name.contains(MICROSCOPE) || name.starts_with("probe_")));
+    let files: BTreeSet<&String> = a.files.keys().chain(b.files.keys()).filter(|file| counts(file)).collect();
     // The weights first: the rest follows from them.
     let (weights, others): (Vec<&String>, Vec<&String>) =
         files.into_iter().partition(|file| *file == "model.safetensors");
@@ -98,7 +102,8 @@ pub(super) fn first_difference(
     let state = |loaded: &Loaded| serde_json::to_value(&loaded.state).map_err(candle_core::Error::wrap);
     let of_recipe = ["recipe", "sha256"];
     let differences = json::differences(&state(a)?, &state(b)?);
-    let found = differences.into_iter().find(|difference| !of_recipe.contains(&difference.key.as_str()));
+    let counts = |key: &str| !of_recipe.contains(&key) && counts(key);
+    let found = differences.into_iter().find(|difference| counts(&difference.key));
     Ok(found.map(|difference| CheckpointDifference {
         file: "state.json".into(),
         name: difference.key,

@@ -9,7 +9,7 @@ use super::path::Path;
 use super::range::{self, Range};
 use super::schema::{
     self, Augment, Cluster, Data, Device, Freeze, Group, LastBatch, Map, Optimizer, Precision, Problem,
-    Select, Spec, When,
+    Select, Spec, What, When,
 };
 use taper_data::Kind;
 
@@ -555,6 +555,7 @@ impl Checks<'_> {
         if spec.problem.is_some() && train.windows.is_some() {
             return Err(self.unused("train.windows", "a problem has no text"));
         }
+        self.microscope(spec)?;
         if train.bptt.is_none() && train.scale_lr_by_length {
             let message = "scale_lr_by_length needs `train.bptt`".to_owned();
             return Err(self.fail(&Path::parse("train.scale_lr_by_length"), message));
@@ -577,6 +578,34 @@ impl Checks<'_> {
                 .help("give `when: always`, or `train.select: last`"));
         }
         Ok(())
+    }
+
+    /// What the microscope is asked for and no run of this kind can have.
+    fn microscope(&self, spec: &Spec) -> Result<(), RecipeError> {
+        let train = &spec.train;
+        let Some(look) = train.probe.microscope() else { return Ok(()) };
+        let path = Path::parse("train.probe");
+        if matches!(spec.device, Device::Cuda(_) | Device::Metal) {
+            let message = "the microscope is the CPU's: give `device: cpu`, or `train.probe: true`, which any device has";
+            return Err(self.fail(&path, message.to_owned()));
+        }
+        if train.shard_state {
+            let message =
+                "the microscope looks at the whole state of the optimizer: leave `train.shard_state` out";
+            return Err(self.fail(&path, message.to_owned()));
+        }
+        let why = match () {
+            () if !look.names(What::Noise) => return Ok(()),
+            () if spec.problem.is_some() => "a function has no samples, whose gradients would differ",
+            () if train.shards > 1 => {
+                "noise is measured on halves of whole batches: leave `train.shards` out"
+            }
+            () if train.bptt.is_some() => "a text's streams carry state, and cannot be cut into halves",
+            () => return Ok(()),
+        };
+        let place = look.what.iter().position(|what| *what == What::Noise).unwrap_or(0);
+        let (path, other) = (path.key("what").index(place), "; `all` is all that the run can have");
+        Err(self.fail(&path, format!("{path}: `noise`: {why}{other}")))
     }
 
     fn shards(&self, spec: &Spec) -> Result<(), RecipeError> {

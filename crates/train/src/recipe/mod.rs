@@ -62,8 +62,9 @@ pub type RecipeWarning = RecipeError;
 pub use located::Located;
 pub use schema::{
     Augment, Average, Bptt, Budget, Checkpoint, Cluster, Data, Device, Domain, EarlyStop, EvalAugment,
-    Freeze, FreezeLater, Group, Holdout, LastBatch, LossForScale, Map, Metric, Model, NoDecay, Normalize,
-    OnDivergence, Optimizer, Precision, Problem, Schedule, Select, Spec, Task, Train, Views, When, Windows,
+    Freeze, FreezeLater, Group, Holdout, LastBatch, Look, LossForScale, Map, Metric, Model, NoDecay,
+    Normalize, OnDivergence, Optimizer, Precision, Probe, Problem, Schedule, Select, Spec, Task, Train,
+    Views, What, When, Windows,
 };
 
 pub(crate) use layers::built_in;

@@ -486,8 +486,9 @@ pub struct Train {
     pub budget: Budget,
     /// When checkpoints are written and how many stay.
     pub checkpoint: Checkpoint,
-    /// Logs the optimizer's inner statistics every epoch, and with every evaluation inside one.
-    pub probe: bool,
+    /// Logs the optimizer's inner statistics every epoch, and with every evaluation inside one; or what a microscope sees of its
+    /// steps (docs/microscope.md).
+    pub probe: Probe,
     /// Which loss an optimizer that scales by the loss is given, when terms are added to it.
     pub loss_for_scale: LossForScale,
     /// What is subtracted from the loss before such an optimizer sees it: with a, a loss of at least 0 becomes one of at least -a, and
@@ -601,6 +602,117 @@ impl<'de> Deserialize<'de> for Freeze {
             }
         }
         deserializer.deserialize_any(FreezeVisitor)
+    }
+}
+
+/// What is logged of the optimizer's steps.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema)]
+#[schemars(untagged)]
+pub enum Probe {
+    /// Whether the optimizer's inner statistics are logged every epoch.
+    Statistics(bool),
+    /// What a microscope sees every so many steps, in `probe.jsonl`.
+    Microscope(Look),
+}
+
+/// When the microscope looks at a step, and at what.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a map with `every` and `what`")]
+pub struct Look {
+    /// Looks at the first step and after every so many steps.
+    #[schemars(range(min = 1))]
+    pub every: u64,
+    /// At what.
+    #[serde(default = "Look::cheap")]
+    pub what: Vec<What>,
+}
+
+/// What the microscope looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// `norms`, `rates`, `nearest` and `vector`: all that takes no further gradient.
+    Cheap,
+    /// Everything that the run can have.
+    All,
+    /// Norms of gradients, updates and weights, and the update-to-weight ratio.
+    Norms,
+    /// The rates of momentum descent that the steps of single elements amount to.
+    Rates,
+    /// Cosines with the steps of simple optimizers, and which of them is nearest at which rate.
+    Nearest,
+    /// The vector by which DecGD and AEGD follow √(f + c).
+    Vector,
+    /// The cosine with orthogonalised momentum, as Muon's; products of matrices.
+    Orthogonal,
+    /// Gradient noise from two halves of the batch; as long as another gradient.
+    Noise,
+    /// Where in the local parabola the step lands; another gradient.
+    Alpha,
+    /// The largest eigenvalue of the Hessian, and how near it is to where steps become unstable; up to 24 gradients.
+    Sharpness,
+}
+
+impl Look {
+    fn cheap() -> Vec<What> {
+        vec![What::Cheap]
+    }
+
+    /// Whether it looks at something, as a part of a group or by its name.
+    pub fn wants(&self, what: What) -> bool {
+        let cheap = matches!(what, What::Norms | What::Rates | What::Nearest | What::Vector);
+        self.names(what) || self.names(What::All) || cheap && self.names(What::Cheap)
+    }
+
+    /// Whether it says so by name.
+    pub fn names(&self, what: What) -> bool {
+        self.what.contains(&what)
+    }
+}
+
+impl Probe {
+    /// Whether the optimizer's inner statistics are logged.
+    pub fn statistics(&self) -> bool {
+        *self == Self::Statistics(true)
+    }
+
+    /// When the microscope looks, if there is one.
+    pub fn microscope(&self) -> Option<&Look> {
+        match self {
+            Self::Statistics(_) => None,
+            Self::Microscope(look) => Some(look),
+        }
+    }
+}
+
+impl Serialize for Probe {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Statistics(on) => serializer.serialize_bool(*on),
+            Self::Microscope(look) => look.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Probe {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ProbeVisitor;
+        impl<'de> Visitor<'de> for ProbeVisitor {
+            type Value = Probe;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`true`, `false`, or a map with `every` and `what`")
+            }
+
+            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Probe, E> {
+                Ok(Probe::Statistics(on))
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<Probe, A::Error> {
+                Look::deserialize(de::value::MapAccessDeserializer::new(map)).map(Probe::Microscope)
+            }
+        }
+        deserializer.deserialize_any(ProbeVisitor)
     }
 }
 

@@ -61,6 +61,12 @@ pub(crate) struct State {
     pub metrics_bytes: u64,
     /// SHA-256 of those bytes.
     pub metrics_sha256: String,
+    /// Bytes of `probe.jsonl` that belong to it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub probe_bytes: u64,
+    /// SHA-256 of those bytes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub probe_sha256: String,
     /// The training line under way.
     pub sums: Sums,
     /// The best value of the selected metric, and the step it was seen at.
@@ -79,6 +85,11 @@ pub(crate) struct State {
     pub files: BTreeMap<String, String>,
     /// SHA-256 of this file with nothing here.
     pub sha256: String,
+}
+
+/// Without a microscope a checkpoint has the bytes that it had before there was one.
+fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl State {
@@ -301,5 +312,19 @@ impl Loaded {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses another past of `probe.jsonl`, of which these are the bytes.
+    pub fn saw(&self, run: &Path, seen: &[u8]) -> Result<(), RunError> {
+        let State { probe_bytes, probe_sha256, step, .. } = &self.state;
+        let past = usize::try_from(*probe_bytes).ok().and_then(|length| seen.get(..length));
+        match past {
+            Some(past) if *probe_bytes == 0 || sha256(past) == *probe_sha256 => Ok(()),
+            _ => {
+                let message =
+                    format!("the first {probe_bytes} bytes of probe.jsonl are not those it was written with");
+                Err(RunError::Damaged { path: path(run, *step), message })
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 use super::inputs::Inputs;
 use super::manifest::{Manifest, Stretch};
 use super::summary::{Status, Summary};
-use super::{Options, RunError, checkpoint, folder};
+use super::{Options, RunError, checkpoint, folder, looks};
 use crate::recipe::{Average, Map, Train, When};
 use crate::{Recipe, Registries};
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ pub(super) fn extend(
     if recipe.train.eval_augment.is_some_and(|augment| augment.when == When::Last) {
         return refuse("its last evaluation is like no other (`train.eval_augment`)".into());
     }
-    let logged = |train: &Train| (train.log_every, train.probe);
+    let logged = |train: &Train| (train.log_every, train.probe.clone());
     if logged(&shorter.recipe.train) != logged(&recipe.train) {
         return refuse("it has other lines of metrics (`train.log_every`, `train.probe`)".into());
     }
@@ -93,6 +93,12 @@ pub(super) fn extend(
     manifest.write(run)?;
     let length = usize::try_from(last.metrics_bytes).unwrap_or(usize::MAX);
     taper_files::replace(&run.join("metrics.jsonl"), metrics.get(..length).unwrap_or_default())?;
+    if last.probe_bytes > 0 {
+        let seen = shorter.folder.join(looks::FILE);
+        let seen = std::fs::read(&seen).map_err(RunError::io(&seen))?;
+        let length = usize::try_from(last.probe_bytes).unwrap_or(usize::MAX);
+        taper_files::replace(&run.join(looks::FILE), seen.get(..length).unwrap_or_default())?;
+    }
     for mut loaded in past {
         loaded.state.recipe = recipe.id().to_owned();
         checkpoint::write(run, &loaded.state, &loaded.files)?;

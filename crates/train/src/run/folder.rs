@@ -6,6 +6,7 @@
 //! times. Every checkpoint vouches for itself.
 use super::checkpoint;
 use super::inputs::Inputs;
+use super::looks::{self, Sight};
 pub use super::manifest::{Host, Manifest, Stretch};
 use super::metrics::Record;
 use super::summary::{Status, Summary, extremes};
@@ -142,6 +143,31 @@ pub(crate) fn lines(folder: &Path) -> Result<Vec<(String, Record)>, RunError> {
         Err(e) => Err(damaged(&path, format!("line {}: {e}", i + 1))),
     };
     text.lines().enumerate().map(parse).collect()
+}
+
+/// `probe.jsonl`: what the microscope saw, up to the first line that cannot be read; nothing where there was none. What is
+/// damaged is told.
+pub fn sights(folder: &Path) -> (Vec<Sight>, Option<String>) {
+    let bytes = match fs::read(folder.join(looks::FILE)) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == ErrorKind::NotFound => return (Vec::new(), None),
+        Err(e) => return (Vec::new(), Some(format!("{}: {e}", looks::FILE))),
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let mut sights = Vec::new();
+    for (number, line) in text[..text.rfind('\n').map_or(0, |end| end + 1)].lines().enumerate() {
+        match serde_json::from_str(line) {
+            Ok(sight) => sights.push(sight),
+            Err(e) => {
+                let line = number + 1;
+                return (
+                    sights,
+                    Some(format!("{}, line {line}: {e}: what follows is left out", looks::FILE)),
+                );
+            }
+        }
+    }
+    (sights, None)
 }
 
 /// A checkpoint of a run, whole and of this run.
@@ -293,7 +319,10 @@ fn damage(folder: &Path) -> Vec<String> {
         }
         match unseal(&summary, |summary: &mut Summary| &mut summary.sha256) {
             Ok(summary) if summary.status == Status::Interrupted => {}
-            Ok(summary) => found.extend(changed(folder, "metrics.jsonl", &summary.files)),
+            Ok(summary) => {
+                let files = ["metrics.jsonl", looks::FILE];
+                found.extend(files.into_iter().filter_map(|name| changed(folder, name, &summary.files)));
+            }
             Err(e) => found.push(format!("summary.json: {e}")),
         }
     }
@@ -340,6 +369,8 @@ fn differences<'a>(folder: &Path, files: impl Iterator<Item = (&'a String, &'a S
 /// The checksums of the files in a run's folder that are functions of its recipe, with the checkpoint of its `last` step.
 pub(super) fn seal(folder: &Path, last: Option<u64>) -> Result<BTreeMap<String, String>, RunError> {
     let mut names = vec!["metrics.jsonl".to_owned(), super::tensorboard::FILE.to_owned()];
+    let there = |name: &&str| folder.join(name).exists();
+    names.extend(Some(looks::FILE).filter(there).map(str::to_owned));
     names.extend(last.map(|step| format!("checkpoints/step-{step}/state.json")));
     let sum = |name: String| {
         let (_, sum) = sha256_file(&folder.join(&name))?;

@@ -4,6 +4,7 @@ use super::figure::Figure;
 use super::task::{Gradient, Task};
 use super::{Measured, Run, RunError};
 use candle_core::Var;
+use candle_core::backprop::GradStore;
 use taper_optim::{Accumulator, global_norm_on_device};
 
 /// The mean over the batches of a step, by their samples.
@@ -50,7 +51,8 @@ impl Run<'_> {
     pub(super) fn gather(&mut self) -> Result<Option<Gradient>, RunError> {
         let accumulate = self.recipe.train.accumulate;
         let mut mean = (accumulate > 1).then(|| Mean::new(&self.optimizers.vars));
-        self.task.begin_step(self.state.step, self.optimizers.gradients() > 1)?;
+        let looks = self.microscope.as_ref().is_some_and(|m| m.wants_batch(self.state.step + 1));
+        self.task.begin_step(self.state.step, self.optimizers.gradients() > 1 || looks)?;
         for number in 0.. {
             let draw = self.state.step.wrapping_mul(accumulate).wrapping_add(number);
             let Some(batch) = self.task.next(draw)? else { break };
@@ -71,25 +73,49 @@ impl Run<'_> {
     }
 }
 
-/// The gradient of the same batches with the parameters where they are now.
+/// The gradient of the same batches with the parameters where they are now; one that is not finite is refused.
 pub(super) fn again(
     task: &mut dyn Task,
     vars: &[Var],
     first: &Gradient,
     step: u64,
 ) -> Result<Gradient, RunError> {
+    checked(once_more(task, vars, first)?, vars, step)
+}
+
+/// The gradient of the same batches with the parameters where they are now, whatever it is.
+pub(super) fn once_more(task: &mut dyn Task, vars: &[Var], first: &Gradient) -> Result<Gradient, RunError> {
     let mut mean = (first.batches > 1).then(|| Mean::new(vars));
     for number in 0..first.batches {
         let batch = task.again(number)?;
-        let Some(so_far) = &mut mean else { return checked(batch, vars, step) };
+        let Some(so_far) = &mut mean else { return Ok(batch) };
         so_far.add(&batch)?;
         if number + 1 == first.batches
             && let Some(gradient) = mean.take().map_or(Ok(None), |mean| mean.take(batch))?
         {
-            return checked(gradient, vars, step);
+            return Ok(gradient);
         }
     }
     Err(candle_core::Error::msg("a second gradient of a step without a batch").into())
+}
+
+/// The gradients of both halves of the same batches, with the samples of both together; `None` where batches have no halves.
+pub(super) fn halves(
+    task: &mut dyn Task,
+    vars: &[Var],
+    first: &Gradient,
+) -> Result<Option<([GradStore; 2], f64)>, RunError> {
+    let mut means = [0, 1].map(|_| Accumulator::new(vars.to_vec()));
+    let mut samples = 0.0;
+    for number in 0..first.batches {
+        for (half, mean) in means.iter_mut().enumerate() {
+            let Some(gradient) = task.half(number, half)? else { return Ok(None) };
+            samples += gradient.samples as f64;
+            mean.add(&gradient.grads, 0.0, gradient.samples as f64)?;
+        }
+    }
+    let [mut a, mut b] = means;
+    Ok(a.take()?.zip(b.take()?).map(|((a, _), (b, _))| ([a, b], samples)))
 }
 
 /// Refuses a second gradient that is not finite: the weights are where the step found them.

@@ -5,8 +5,9 @@
 //!   recipe.yaml      the resolved recipe; comments say where each value came from
 //!   manifest.json    what it ran with, stretch by stretch: code, device, kernels, threads; its inputs by content
 //!   metrics.jsonl    one line a measurement; no times
+//!   probe.jsonl      what a microscope saw, if there is one; no times
 //!   events.out.*     the same for TensorBoard
-//!   checkpoints/     step-<n>/{model,optimizer,average,evaluation,carry}.safetensors, state.json
+//!   checkpoints/     step-<n>/{model,optimizer,average,evaluation,carry,microscope}.safetensors, state.json
 //!   summary.json     best and last of every metric, and how it ended; no times
 //!   timing.jsonl     seconds, rates, memory: all that may differ between two equal runs
 //! ```
@@ -25,8 +26,10 @@ pub(crate) mod inputs;
 mod inspect;
 mod locate;
 pub(crate) mod lock;
+pub(crate) mod looks;
 pub(crate) mod manifest;
 pub(crate) mod metrics;
+pub(crate) mod microscope;
 #[cfg(feature = "nccl")]
 mod nccl;
 pub(crate) mod network;
@@ -48,6 +51,7 @@ mod writer;
 pub use error::RunError;
 pub use inspect::{Inspection, Part, inspect};
 pub use lock::{AtWork, at_work};
+pub use looks::{FILE as PROBE, Figures, Sight};
 pub use manifest::set_revision;
 pub use metrics::{Record, Split};
 pub use progress::Show;
@@ -58,6 +62,7 @@ pub use watch::{Tick, Watch};
 pub use evaluate::EVALUATION;
 pub use inspect::evaluate_start;
 pub use progress::print;
+pub use taper_optim::REFERENCES;
 pub use timing::peak_megabytes;
 
 pub(crate) use folder::write_recipe;
@@ -70,8 +75,10 @@ use candle_core::Tensor;
 use checkpoint::State;
 use figure::{Figure, Measured, Pending};
 use lock::Lock;
+use looks::Looks;
 use manifest::Manifest;
 use metrics::{Metrics, Values};
+use microscope::{MICROSCOPE, Microscope, Taken};
 use optimizers::{Optimizers, Time};
 use progress::Progress;
 use std::collections::BTreeMap;
@@ -270,6 +277,9 @@ struct Run<'a> {
     /// The batch statistics that go with the evaluation weights of a step.
     gathered: Option<(u64, Buffers)>,
     metrics: Metrics,
+    /// What looks at steps, if the recipe asks for it, and where it writes.
+    microscope: Option<Microscope>,
+    looks: Looks,
     manifest: Manifest,
     state: State,
     /// What a GPU has not told yet.
@@ -319,6 +329,7 @@ impl Run<'_> {
         written?;
         self.timing.finish(self.state.epoch + 1, self.state.step)?;
         self.metrics.sync()?;
+        self.looks.sync()?;
         let world = &self.options.world;
         let summary = ranks::told(world, || self.seal(status, failure.as_ref()))?;
         if let Some(failure) = failure
@@ -448,7 +459,8 @@ impl Run<'_> {
         let norm = Figure::of(&global_norm_on_device(&batch.grads, &self.optimizers.vars)?)?;
         self.measure(Measured::Norm(norm.clone()))?;
         let (step, epoch) = (self.state.step + 1, self.state.epoch + 1);
-        let probe = train.probe && (batch.last || self.evaluates_after(step) || step == self.steps);
+        let probe =
+            train.probe.statistics() && (batch.last || self.evaluates_after(step) || step == self.steps);
         let loss = match train.loss_for_scale {
             LossForScale::Total => &batch.total,
             LossForScale::Raw => &batch.raw,
@@ -472,6 +484,10 @@ impl Run<'_> {
         let scheduled = self.average.schedule(self.optimizers.factor(&time));
         let rate_scale = if train.scale_lr_by_length { batch.rate_scale } else { 1.0 };
         let factor = self.average.factor(scheduled * rate_scale, self.optimizers.lr());
+        let halves = match &mut self.microscope {
+            Some(microscope) => microscope.before(&mut *self.task, &self.optimizers.vars, batch, step)?,
+            None => None,
+        };
         let optimizer = op_span!("optimizer", "update", 0);
         let (task, vars, mut failure) = (&mut *self.task, self.optimizers.vars.clone(), None);
         let (held, taken) = (self.optimizers.held.clone(), self.state.step);
@@ -502,6 +518,8 @@ impl Run<'_> {
             return Err(self.place(e));
         }
         drop(optimizer);
+        let lr = self.optimizers.lr() * factor;
+        self.look(&Taken { batch, context: &context, halves, lr, step, epoch })?;
         self.average.after_step(self.state.epoch, step, self.steps)?;
         self.state.step = step;
 
@@ -583,15 +601,20 @@ impl Run<'_> {
         if let Some(evaluation) = evaluation {
             files.insert(EVALUATION_WEIGHTS.into(), evaluation);
         }
-        let sync_metrics = self.metrics.flush()?;
+        if let Some(microscope) = &self.microscope {
+            files.insert(MICROSCOPE.into(), bytes(&microscope.state()?)?);
+        }
+        let (sync_metrics, sync_looks) = (self.metrics.flush()?, self.looks.flush()?);
         (self.state.metrics_bytes, self.state.metrics_sha256) = self.metrics.vouch();
+        (self.state.probe_bytes, self.state.probe_sha256) = self.looks.vouch();
         self.state.plateau = Some(self.optimizers.plateau());
         self.state.average = self.average.state.clone();
         let keep = usize::try_from(self.recipe.train.checkpoint.keep).unwrap_or(usize::MAX).max(1);
         let (folder, state) = (self.folder.clone(), self.state.clone());
         self.writer.begin(move || {
-            // It vouches for the metrics up to it.
+            // It vouches for the metrics up to it, and for what was seen.
             sync_metrics()?;
+            sync_looks()?;
             checkpoint::write(&folder, &state, &files)?;
             checkpoint::prune(&folder, state.step, keep, state.best.map(|(_, step)| step))
         })

@@ -493,6 +493,29 @@ impl Network {
         sum
     }
 
+    /// Works on a batch of the step that was kept: with what was carried to it, and with running statistics put back.
+    fn once_more<T>(
+        &mut self,
+        number: u64,
+        work: impl FnOnce(&mut Self, &Kept) -> Result<T, RunError>,
+    ) -> Result<T, RunError> {
+        let kept = self.kept.take().unwrap_or_default();
+        let result = match usize::try_from(number).ok().and_then(|number| kept.get(number)) {
+            Some(batch) => {
+                let carried = self.carried();
+                self.set_carried(batch.carries.clone())?;
+                let statistics = Buffers::of(&self.params)?;
+                let result = work(self, batch);
+                statistics.restore()?;
+                self.set_carried(carried)?;
+                result
+            }
+            None => Err(candle_core::Error::msg(format!("batch {number} of the step was not kept")).into()),
+        };
+        self.kept = Some(kept);
+        result
+    }
+
     /// What is carried, by shard.
     fn carried(&self) -> Vec<Carry> {
         if self.shards.is_one() { vec![self.model.carry()] } else { self.carries.clone() }
@@ -630,22 +653,26 @@ impl Task for Network {
     }
 
     fn again(&mut self, number: u64) -> Result<Gradient, RunError> {
-        let kept = self.kept.take().unwrap_or_default();
-        let batch = usize::try_from(number).ok().and_then(|number| kept.get(number));
-        let gradient = match batch {
-            Some(Kept { batch, draw, carries }) => {
-                let carried = self.carried();
-                self.set_carried(carries.clone())?;
-                let statistics = Buffers::of(&self.params)?;
-                let gradient = self.gradient(batch, *draw);
-                statistics.restore()?;
-                self.set_carried(carried)?;
-                gradient
+        self.once_more(number, |network, Kept { batch, draw, .. }| network.gradient(batch, *draw))
+    }
+
+    fn half(&mut self, number: u64, half: usize) -> Result<Option<Gradient>, RunError> {
+        if !self.is_classification() || !self.shards.is_one() {
+            return Ok(None);
+        }
+        self.once_more(number, |network, Kept { batch, draw, .. }| {
+            let samples = batch.input.dim(0)? / 2;
+            if samples == 0 {
+                return Ok(None);
             }
-            None => Err(candle_core::Error::msg(format!("batch {number} of the step was not kept")).into()),
-        };
-        self.kept = Some(kept);
-        gradient
+            let place = half * samples..(half + 1) * samples;
+            let part = batch.part(0, &place)?;
+            // Draws go by the place of a sample in its batch.
+            network.model.set_place(place.start);
+            let gradient = network.gradient(&part, *draw);
+            network.model.set_place(0);
+            gradient.map(Some)
+        })
     }
 
     fn epoch_values(&self, sums: &Sums) -> Values {

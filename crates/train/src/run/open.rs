@@ -4,8 +4,10 @@ use super::checkpoint::{self, Loaded, State};
 use super::figure::Pending;
 use super::inputs::Inputs;
 use super::lock::Lock;
+use super::looks::Looks;
 use super::manifest::{Manifest, Stretch};
 use super::metrics::{Metrics, Split};
+use super::microscope::{MICROSCOPE, Microscope};
 use super::optimizers::Optimizers;
 use super::progress::{Progress, Show};
 use super::task::{self, Task};
@@ -34,6 +36,7 @@ impl<'a> Run<'a> {
         let device = device(recipe)?;
         let mut task = task::of(recipe, registries, &options.search, &device, &options.world)?;
         let mut optimizers = Optimizers::new(recipe, registries, task.params().trainable(), &options.world)?;
+        let mut microscope = Microscope::new(recipe, &*task, &optimizers, &device)?;
         let mut average = Averaging::new(recipe.train.average.clone(), task.params());
         let weights =
             recipe.train.init_from.as_deref().map(|from| Weights::read(recipe, from)).transpose()?;
@@ -80,6 +83,9 @@ impl<'a> Run<'a> {
                 optimizers.switch_to_averaged();
             }
             optimizers.load(&loaded.files)?;
+            if let Some(microscope) = &mut microscope {
+                microscope.load(&tensors(&loaded.files, MICROSCOPE)?)?;
+            }
             if let Some(plateau) = loaded.state.plateau {
                 optimizers.set_plateau(plateau);
             }
@@ -95,12 +101,14 @@ impl<'a> Run<'a> {
         stretches.push(Stretch { from: state.step, ..now });
         let extends = before.and_then(|before| before.extends).filter(|_| state.step > 0);
         let mut manifest = Manifest::new(recipe, &*task, &inputs, extends, stretches, &device)?;
-        let metrics = match options.world.is_first() {
+        let (metrics, looks) = match options.world.is_first() {
             true => {
                 manifest.write(&folder)?;
-                Metrics::open(&folder, state.metrics_bytes)?
+                let seen = (state.probe_bytes, state.probe_sha256.as_str());
+                let looks = Looks::open(&folder, seen, microscope.is_some())?;
+                (Metrics::open(&folder, state.metrics_bytes)?, looks)
             }
-            false => Metrics::in_memory(&folder, &start.metrics)?,
+            false => (Metrics::in_memory(&folder, &start.metrics)?, Looks::none(&folder)),
         };
         debug!("{}: kernels for {}, {} threads", recipe.name, manifest.kernels, manifest.threads);
 
@@ -125,6 +133,8 @@ impl<'a> Run<'a> {
             average,
             gathered: None,
             metrics,
+            microscope,
+            looks,
             manifest,
             state,
             pending: Pending::default(),

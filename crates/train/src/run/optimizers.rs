@@ -83,7 +83,7 @@ impl Member {
             });
         }
         // A probe looks at whole parameters.
-        let division = Division::new(params, reach, recipe.train.probe, world)?;
+        let division = Division::new(params, reach, recipe.train.probe.statistics(), world)?;
         let mut optimizer = named.build(division.own(), hyper, groups).map_err(&refuse)?;
         if reach == Reach::Sums {
             optimizer.share_sums(division.others()).map_err(refuse)?;

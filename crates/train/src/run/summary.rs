@@ -1,6 +1,6 @@
 //! `summary.json`: how a run ended and the best and last of everything it measured.
 use super::metrics::{Record, Split};
-use super::{Run, RunError, checkpoint, folder, manifest};
+use super::{Run, RunError, checkpoint, folder, looks, manifest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -148,6 +148,11 @@ impl Run<'_> {
         if files.get("metrics.jsonl") != Some(&self.metrics.vouch().1) {
             let message = "is not what the run wrote: somebody changed it while the run was trained".into();
             return Err(RunError::Damaged { path: self.folder.join("metrics.jsonl"), message });
+        }
+        let (bytes, seen) = self.looks.vouch();
+        if bytes > 0 && files.get(looks::FILE) != Some(&seen) {
+            let message = "is not what the run wrote: somebody changed it while the run was trained".into();
+            return Err(RunError::Damaged { path: self.folder.join(looks::FILE), message });
         }
         if status != Status::Interrupted {
             self.metrics.seal()?;

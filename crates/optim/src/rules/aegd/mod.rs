@@ -113,6 +113,7 @@ impl Rule for AegdRule {
     const BUFFERS: (usize, usize) = (1, 1);
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const LOSS: Option<fn(&Self::Config) -> f64> = Some(|config| config.c);
+    const FOLLOWS: Option<&'static str> = Some("r");
     const OBSERVE: Option<Observed<AegdScalars>> = Some(Observed { name: "energy", of: observed });
 
     fn names() -> Vec<(&'static Info, AegdConfig)> {

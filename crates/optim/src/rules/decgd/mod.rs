@@ -304,6 +304,7 @@ impl Rule for DecGdRule {
     const UPDATE: Option<&'static str> = Some(include_str!("update.h"));
     const LOSS: Option<fn(&Self::Config) -> f64> = Some(|config| config.c);
     const MEMORY: &'static [&'static str] = &["prev_lr"];
+    const FOLLOWS: Option<&'static str> = Some("v");
     const OBSERVE: Option<Observed<DecGdScalars>> = Some(Observed { name: "v", of: observed });
 
     fn names() -> Vec<(&'static Info, DecGdConfig)> {

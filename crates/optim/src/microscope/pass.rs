@@ -1,0 +1,378 @@
+//! The one pass over memory: shadow moments move, and everything that the references are compared by is summed.
+//!
+//! A pass reads gradient, old and new parameter and reads and writes the moments: memory bounds it, so that all sums of a
+//! parameter are taken while its numbers are in registers. Products are added in the precision of the parameter, block by block,
+//! and blocks in f64, in an order that the shape alone decides.
+use crate::Result;
+use crate::driver::cpu::{team, vectorized};
+use crate::driver::team::Parts;
+use crate::rule::Real;
+use crate::sums::CHUNK;
+
+/// Independent sums, so that additions need not wait for each other.
+const LANES: usize = 8;
+/// Elements whose products are added in the precision of the parameter.
+const BLOCK: usize = 512;
+
+/// How many sums there are.
+pub(super) const SUMS: usize = 18;
+/// What is summed: products of the update u, the parameter w before the step, the gradient g, momentum b, its signs s, Adam's
+/// direction a and momentum r of ∇√(f + c).
+pub(super) const UU: usize = 0;
+pub(super) const WW: usize = 1;
+pub(super) const UW: usize = 2;
+pub(super) const GG: usize = 3;
+pub(super) const UG: usize = 4;
+pub(super) const GW: usize = 5;
+pub(super) const BB: usize = 6;
+pub(super) const UB: usize = 7;
+pub(super) const BW: usize = 8;
+pub(super) const SS: usize = 9;
+pub(super) const US: usize = 10;
+pub(super) const SW: usize = 11;
+pub(super) const AA: usize = 12;
+pub(super) const UA: usize = 13;
+pub(super) const AW: usize = 14;
+pub(super) const RR: usize = 15;
+pub(super) const UR: usize = 16;
+pub(super) const RW: usize = 17;
+
+/// The scalars of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scalars<T> {
+    /// What gradients are multiplied by and clamped to.
+    pub scale: T,
+    pub limit: T,
+    pub beta: T,
+    pub beta2: T,
+    pub rest2: T,
+    /// Momentum to Adam's corrected mean, and root of the squares to their corrected root.
+    pub mean: T,
+    pub root: T,
+    pub eps: T,
+    /// 1 / (2 √(f + c)).
+    pub half_inverse_root: T,
+}
+
+impl Scalars<f64> {
+    pub fn round<T: Real>(self) -> Scalars<T> {
+        let of = T::from_f64;
+        Scalars {
+            scale: of(self.scale),
+            limit: of(self.limit),
+            beta: of(self.beta),
+            beta2: of(self.beta2),
+            rest2: of(self.rest2),
+            mean: of(self.mean),
+            root: of(self.root),
+            eps: of(self.eps),
+            half_inverse_root: of(self.half_inverse_root),
+        }
+    }
+}
+
+/// The parameter before and after a step.
+#[derive(Clone, Copy)]
+pub(super) struct Step<'a, T> {
+    pub before: &'a [T],
+    pub after: &'a [T],
+}
+
+/// The moments of a parameter; `root` is empty where nobody asks for it.
+pub(super) struct Moments<'a, T> {
+    pub momentum: &'a mut [T],
+    pub square: &'a mut [T],
+    pub root: &'a mut [T],
+}
+
+/// Moves the moments by a gradient; with a step, the sums too.
+pub(super) fn pass<T: Real>(
+    scalars: &Scalars<T>,
+    g: &[T],
+    step: Option<Step<'_, T>>,
+    moments: Moments<'_, T>,
+) -> Result<[f64; SUMS]> {
+    let has_root = !moments.root.is_empty();
+    let (n, count) = (g.len(), g.len().div_ceil(CHUNK));
+    let fits = |len: usize| len == n;
+    let whole = fits(moments.momentum.len())
+        && fits(moments.square.len())
+        && (!has_root || fits(moments.root.len()))
+        && step.is_none_or(|step| fits(step.before.len()) && fits(step.after.len()));
+    if !whole {
+        let message = format!("a gradient of {n} elements for a parameter of another size");
+        return Err(candle_core::Error::msg(message).into());
+    }
+    let mut partial = vec![[0f64; SUMS]; count];
+    let sums = Parts::new(&mut partial);
+    let (momentum, square) = (Parts::new(moments.momentum), Parts::new(moments.square));
+    let root = Parts::new(moments.root);
+    team(n).run(count, (1, 8), &|range| {
+        for i in range {
+            let places = i * CHUNK..((i + 1) * CHUNK).min(n);
+            // SAFETY: chunks do not overlap, nor do the pieces of a run, and all four are borrowed until it ends.
+            let (sum, momentum, square, root) = unsafe {
+                let root = if has_root { root.part(places.clone()) } else { root.part(0..0) };
+                (
+                    &mut sums.part(i..i + 1)[0],
+                    momentum.part(places.clone()),
+                    square.part(places.clone()),
+                    root,
+                )
+            };
+            let (g, moments) = (&g[places.clone()], Moments { momentum, square, root });
+            let step = step.map(|s| Step { before: &s.before[places.clone()], after: &s.after[places] });
+            vectorized(
+                #[inline(always)]
+                || match (step, has_root) {
+                    (Some(step), false) => blocks::<T, true, false>(scalars, g, step, moments, sum),
+                    (Some(step), true) => blocks::<T, true, true>(scalars, g, step, moments, sum),
+                    (None, false) => {
+                        blocks::<T, false, false>(scalars, g, Step { before: g, after: g }, moments, sum)
+                    }
+                    (None, true) => {
+                        blocks::<T, false, true>(scalars, g, Step { before: g, after: g }, moments, sum)
+                    }
+                },
+            );
+        }
+    });
+    Ok(partial.iter().fold([0.0; SUMS], |sum, part| std::array::from_fn(|k| sum[k] + part[k])))
+}
+
+#[inline(always)]
+fn blocks<T: Real, const LOOK: bool, const ROOT: bool>(
+    scalars: &Scalars<T>,
+    g: &[T],
+    step: Step<'_, T>,
+    moments: Moments<'_, T>,
+    sums: &mut [f64; SUMS],
+) {
+    let zero = T::from_f64(0.0);
+    let Moments { momentum, square, root } = moments;
+    let mut start = 0;
+    while start < g.len() {
+        let end = (start + BLOCK).min(g.len());
+        let mut lanes = [[zero; LANES]; SUMS];
+        let mut at = start;
+        while at < end {
+            let here = LANES.min(end - at);
+            // A group that is not whole is filled up with zeros, of which all products are zero.
+            let load = |from: &[T]| -> [T; LANES] {
+                match from.get(at..at + LANES).and_then(|all| all.try_into().ok()).filter(|_| here == LANES) {
+                    Some(all) => all,
+                    None => std::array::from_fn(|i| {
+                        if i < here { from.get(at + i).copied().unwrap_or(zero) } else { zero }
+                    }),
+                }
+            };
+            let (mut b, mut q) = (load(momentum), load(square));
+            let mut r = if ROOT { load(root) } else { [zero; LANES] };
+            let (w, x) =
+                if LOOK { (load(step.before), load(step.after)) } else { ([zero; LANES], [zero; LANES]) };
+            group::<T, LOOK, ROOT>(scalars, load(g), (w, x), (&mut b, &mut q, &mut r), &mut lanes);
+            momentum[at..at + here].copy_from_slice(&b[..here]);
+            square[at..at + here].copy_from_slice(&q[..here]);
+            if ROOT {
+                root[at..at + here].copy_from_slice(&r[..here]);
+            }
+            at += LANES;
+        }
+        if LOOK {
+            for (sum, lanes) in sums.iter_mut().zip(&lanes) {
+                *sum += lanes.iter().fold(0.0, |sum, lane| sum + lane.to_f64());
+            }
+        }
+        start = end;
+    }
+}
+
+#[inline(always)]
+fn group<T: Real, const LOOK: bool, const ROOT: bool>(
+    s: &Scalars<T>,
+    g: [T; LANES],
+    (w, x): ([T; LANES], [T; LANES]),
+    (b, q, r): (&mut [T; LANES], &mut [T; LANES], &mut [T; LANES]),
+    lanes: &mut [[T; LANES]; SUMS],
+) {
+    let (zero, one) = (T::from_f64(0.0), T::from_f64(1.0));
+    let g: [T; LANES] = std::array::from_fn(|i| (g[i] * s.scale).at_most(s.limit).at_least(-s.limit));
+    for i in 0..LANES {
+        b[i] = s.beta * b[i] + g[i];
+        q[i] = s.beta2 * q[i] + s.rest2 * (g[i] * g[i]);
+        if ROOT {
+            r[i] = s.beta * r[i] + s.half_inverse_root * g[i];
+        }
+    }
+    if !LOOK {
+        return;
+    }
+    let u: [T; LANES] = std::array::from_fn(|i| x[i] - w[i]);
+    let sign: [T; LANES] = std::array::from_fn(|i| {
+        let up = if b[i] > zero { one } else { zero };
+        if b[i] < zero { -one } else { up }
+    });
+    let a: [T; LANES] = std::array::from_fn(|i| {
+        let below = q[i].sqrt() * s.root + s.eps;
+        // 0 / 0 where there never was a gradient, and ε is 0.
+        if below > zero { s.mean * b[i] / below } else { zero }
+    });
+    let mut add = |k: usize, x: &[T; LANES], y: &[T; LANES]| {
+        for i in 0..LANES {
+            lanes[k][i] = lanes[k][i] + x[i] * y[i];
+        }
+    };
+    add(UU, &u, &u);
+    add(WW, &w, &w);
+    add(UW, &u, &w);
+    add(GG, &g, &g);
+    add(UG, &u, &g);
+    add(GW, &g, &w);
+    add(BB, b, b);
+    add(UB, &u, b);
+    add(BW, b, &w);
+    add(SS, &sign, &sign);
+    add(US, &u, &sign);
+    add(SW, &sign, &w);
+    add(AA, &a, &a);
+    add(UA, &u, &a);
+    add(AW, &a, &w);
+    if ROOT {
+        add(RR, r, r);
+        add(UR, &u, r);
+        add(RW, r, &w);
+    }
+}
+
+/// Copies a slice with all threads.
+pub(super) fn copy<T: Real>(from: &[T], to: &mut [T]) {
+    let n = from.len().min(to.len());
+    let parts = Parts::new(to);
+    team(n).run(n.div_ceil(CHUNK), (1, 8), &|range| {
+        let places = range.start * CHUNK..(range.end * CHUNK).min(n);
+        // SAFETY: the ranges of a run do not overlap, and the slice is borrowed until it ends.
+        unsafe { parts.part(places.clone()) }.copy_from_slice(&from[places]);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scalars() -> Scalars<f64> {
+        Scalars {
+            scale: 0.5,
+            limit: 0.75,
+            beta: 0.9,
+            beta2: 0.99,
+            rest2: 0.01,
+            mean: 0.1 / 0.19,
+            root: (1.0f64 / 0.0199).sqrt(),
+            eps: 1e-8,
+            half_inverse_root: 0.25,
+        }
+    }
+
+    /// The same, one element after another.
+    fn plainly(s: &Scalars<f64>, n: usize) -> ([f64; SUMS], Vec<f64>, Vec<f64>, Vec<f64>) {
+        let (mut sums, mut all) = ([0.0; SUMS], (Vec::new(), Vec::new(), Vec::new()));
+        for i in 0..n {
+            let (g, w, x, b, q, r) = values(i);
+            let g = (g * s.scale).clamp(-s.limit, s.limit);
+            let (b, q) = (s.beta * b + g, s.beta2 * q + s.rest2 * (g * g));
+            let r = s.beta * r + s.half_inverse_root * g;
+            let (u, sign) = (x - w, if b == 0.0 { 0.0 } else { b.signum() });
+            let a = s.mean * b / (q.sqrt() * s.root + s.eps);
+            let pairs = [
+                (u, u),
+                (w, w),
+                (u, w),
+                (g, g),
+                (u, g),
+                (g, w),
+                (b, b),
+                (u, b),
+                (b, w),
+                (sign, sign),
+                (u, sign),
+                (sign, w),
+                (a, a),
+                (u, a),
+                (a, w),
+                (r, r),
+                (u, r),
+                (r, w),
+            ];
+            sums.iter_mut().zip(pairs).for_each(|(sum, (x, y))| *sum += x * y);
+            all.0.push(b);
+            all.1.push(q);
+            all.2.push(r);
+        }
+        (sums, all.0, all.1, all.2)
+    }
+
+    fn values(i: usize) -> (f64, f64, f64, f64, f64, f64) {
+        let of = |salt: usize| ((i * 7919 + salt * 104_729) % 1009) as f64 / 256.0 - 2.0;
+        let w = of(1);
+        (of(0), w, w + of(2) / 64.0, of(3), of(4).abs(), of(5))
+    }
+
+    #[test]
+    fn sums_are_those_of_single_elements_whatever_the_length_and_the_threads() {
+        let s = scalars();
+        for n in [0, 1, 7, 8, 9, 511, 512, 513, 40_000, 100_003] {
+            let (want, momentum, square, root) = plainly(&s, n);
+            let of = |k: usize| -> Vec<f64> {
+                let pick = |i| {
+                    let v = values(i);
+                    [v.0, v.1, v.2, v.3, v.4, v.5][k]
+                };
+                (0..n).map(pick).collect()
+            };
+            let once = |threads: usize| {
+                taper_kernels::oversubscribe();
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let (g, before, after) = (of(0), of(1), of(2));
+                let (mut b, mut q, mut r) = (of(3), of(4), of(5));
+                let moments = Moments { momentum: &mut b, square: &mut q, root: &mut r };
+                let step = Some(Step { before: &before, after: &after });
+                let sums = pool.install(|| pass(&s, &g, step, moments)).unwrap();
+                (sums, b, q, r)
+            };
+            let (sums, b, q, r) = once(1);
+            assert_eq!((&b, &q, &r), (&momentum, &square, &root));
+            for (k, (found, want)) in sums.iter().zip(want).enumerate() {
+                let size: f64 = (0..n).map(|_| 16.0).sum();
+                assert!(
+                    (found - want).abs() <= 1e-15 * size.max(1.0) * 16.0,
+                    "{n} elements, sum {k}: {found}, {want}"
+                );
+            }
+            let bits = |sums: [f64; SUMS]| sums.map(f64::to_bits);
+            assert!([2, 7].into_iter().all(|threads| bits(once(threads).0) == bits(sums)));
+        }
+    }
+
+    #[test]
+    fn the_moments_are_the_same_whether_anybody_looks() {
+        let s = scalars().round::<f32>();
+        let n = 70_001;
+        let of =
+            |salt: usize| (0..n).map(|i| ((i * 31 + salt) % 97) as f32 / 50.0 - 1.0).collect::<Vec<f32>>();
+        let g = of(1);
+        let run = |look: bool| {
+            let (mut b, mut q, mut r) = (of(2), of(3).iter().map(|v| v.abs()).collect::<Vec<f32>>(), of(4));
+            let moments = Moments { momentum: &mut b, square: &mut q, root: &mut r };
+            let (before, after) = (of(5), of(6));
+            pass(&s, &g, look.then_some(Step { before: &before, after: &after }), moments).unwrap();
+            (b, q, r)
+        };
+        assert_eq!(run(true), run(false));
+    }
+
+    #[test]
+    fn a_gradient_of_another_size_is_refused() {
+        let moments = Moments { momentum: &mut [0.0; 2], square: &mut [0.0; 3], root: &mut [] };
+        assert!(pass(&scalars(), &[1.0; 3], None, moments).is_err());
+    }
+}

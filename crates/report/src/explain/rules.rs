@@ -1,0 +1,563 @@
+//! The sentences of a page, each chosen by a rule with its numbers. docs/microscope.md states the rules.
+use super::trace::{Explained, Nearest, Stage, median};
+use taper_figures::plot::short;
+use taper_train::run::{Sight, Status};
+
+/// From this R² on, steps are close to those of an optimizer.
+pub const CLOSE: f64 = 0.95;
+/// From this R² on, they resemble them.
+pub const LOOSE: f64 = 0.7;
+/// A rate that changes by less than this factor stays as it is.
+pub const DRIFT: f64 = 1.1;
+/// A vector whose middle and whose band (1 % to 99 %) move by no more than this part of it stands still.
+pub const STILL: f64 = 0.05;
+/// Below this α steps are short, above its opposite long.
+pub const HALFWAY: f64 = 0.5;
+/// Below this stability ratio a step is far from unstable.
+pub const CALM: f64 = 0.5;
+/// Between these ratios a run is at the edge of stability.
+pub const EDGE: (f64, f64) = (0.8, 1.2);
+/// A loss that is above the median of the looks before by more than this part of the first loss has jumped.
+pub const JUMP: f64 = 0.25;
+/// The looks before one, by which it is judged.
+pub const WINDOW: usize = 5;
+/// A quantity that is so many times the median of the looks before has moved.
+pub const MOVED: f64 = 3.0;
+/// How many looks before a jump are searched for what moved first.
+pub const LOOKBACK: usize = 10;
+/// Layers whose update-to-weight ratios are further apart than this learn at different speeds.
+pub const SPEEDS: f64 = 10.0;
+/// A batch so many times away from the noise scale is too small or larger than it need be.
+pub const NOISY: f64 = 10.0;
+/// Two runs whose medians differ by this factor differ in a quantity.
+pub const DIFFERS: f64 = 1.5;
+/// No rate is advised that is further away than this factor.
+pub const MOST: f64 = 10.0;
+
+/// A sentence with the name of the rule that chose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sentence {
+    /// The rule.
+    pub rule: &'static str,
+    /// What it says.
+    pub text: String,
+}
+
+impl Sentence {
+    fn new(rule: &'static str, text: String) -> Self {
+        Self { rule, text }
+    }
+
+    /// With the rule behind it.
+    pub fn shown(&self) -> String {
+        format!("{} (rule: {})", self.text, self.rule)
+    }
+}
+
+/// R² with as many digits as tell it from 1.
+pub fn digits(r2: f64) -> String {
+    if r2 > 0.9995 && r2 < 1.0 { format!("{r2:.6}") } else { format!("{r2:.3}") }
+}
+
+/// A reference for people.
+pub fn title(reference: &str) -> &'static str {
+    match reference {
+        "gd" => "gradient descent",
+        "sgdm" => "momentum descent (SGDM)",
+        "sign" => "descent by the signs of momentum",
+        "adam" => "Adam",
+        "root" => "momentum descent on √(f + c)",
+        "orthogonal" => "orthogonalised momentum (Muon)",
+        _ => "another optimizer",
+    }
+}
+
+/// All sentences about a run.
+pub fn sentences(run: &Explained) -> Vec<Sentence> {
+    let mut all = Vec::new();
+    all.extend(nearest(run));
+    all.extend(rate(run));
+    all.extend(vector(run));
+    all.extend(layers(run));
+    all.extend(alpha(run));
+    all.extend(stability(run));
+    all.extend(noise(run));
+    all.push(unstable(run));
+    all.push(next(run));
+    all
+}
+
+/// Which simple optimizer it was close to, stage by stage.
+fn nearest(run: &Explained) -> Vec<Sentence> {
+    let stages: Vec<(Stage, Nearest)> =
+        run.stages().into_iter().filter_map(|stage| Some((stage, stage.nearest()?))).collect();
+    let how = |near: &Nearest| match near.r2 {
+        r2 if r2 >= CLOSE => "close to",
+        r2 if r2 >= LOOSE => "loosely like",
+        _ => "like no simple optimizer; the nearest is",
+    };
+    let same =
+        stages.windows(2).all(|pair| pair[0].1.name == pair[1].1.name && how(&pair[0].1) == how(&pair[1].1));
+    if let ([(first, near), .., (last, end)], true) = (&stages[..], same) {
+        let r2: Vec<String> = stages.iter().map(|(_, near)| digits(near.r2)).collect();
+        let text = format!(
+            "From step {} to step {} the steps were {} {}: R² {} in the stages, at a rate of {} at first and {} at last.",
+            first.steps().0,
+            last.steps().1,
+            how(near),
+            title(near.name),
+            r2.join(", "),
+            short(near.rate),
+            short(end.rate),
+        );
+        return vec![Sentence::new("nearest", text)];
+    }
+    let each = stages.iter().map(|(stage, near)| {
+        let (from, to) = stage.steps();
+        let text = format!(
+            "Steps {from} to {to} were {} {}: R² {}, rate {}, nearest in {:.0} % of the looks.",
+            how(near),
+            title(near.name),
+            digits(near.r2),
+            short(near.rate),
+            100.0 * near.share,
+        );
+        Sentence::new("nearest", text)
+    });
+    each.collect()
+}
+
+/// The fitted rate of momentum descent over the learning rate, at first and at last.
+struct Drift {
+    rates: (f64, f64),
+    factor: f64,
+}
+
+fn drift(run: &Explained) -> Option<Drift> {
+    let stages = run.stages();
+    let (first, last) = (stages.first()?, stages.last()?);
+    let rate = |stage: &Stage| stage.median("rate/sgdm").filter(|rate| *rate > 0.0);
+    let lr = |stage: &Stage| stage.median("lr").filter(|lr| *lr > 0.0);
+    let rates = (rate(first)?, rate(last)?);
+    let factor = (rates.1 / lr(last)?) / (rates.0 / lr(first)?);
+    (stages.len() > 1).then_some(Drift { rates, factor })
+}
+
+/// Whether the rate that steps amount to rose or fell.
+fn rate(run: &Explained) -> Option<Sentence> {
+    let Drift { rates: (first, last), factor } = drift(run)?;
+    let stages = run.stages();
+    let lr = |stage: Option<&Stage>| stage.and_then(|stage| stage.median("lr")).unwrap_or(f64::NAN);
+    let loss = |stage: Option<&Stage>| stage.and_then(|stage| stage.median("loss"));
+    let beside = match (loss(stages.first()), loss(stages.last())) {
+        (Some(a), Some(b)) => format!("while the loss went from {} to {}", short(a), short(b)),
+        _ => "from the first stage to the last".to_owned(),
+    };
+    let how = match factor {
+        factor if factor > DRIFT => "rose",
+        factor if factor < 1.0 / DRIFT => "fell",
+        _ => "stayed as it was",
+    };
+    let text = format!(
+        "As a rate of momentum descent its steps amounted to {} at first and {} at last (learning rate {} and {}): for one \
+         learning rate, the effective rate {how} by a factor of {} {beside}.",
+        short(first),
+        short(last),
+        short(lr(stages.first())),
+        short(lr(stages.last())),
+        short(factor),
+    );
+    Some(Sentence::new("rate", text))
+}
+
+/// How far the vector of an optimizer that follows the loss moved, and what follows.
+fn vector(run: &Explained) -> Vec<Sentence> {
+    let whole = run.whole();
+    let Some((_, start)) = whole.values("v_p50").next() else { return Vec::new() };
+    let moved = whole.values("v_p50").map(|(_, v)| (v / start - 1.0).abs()).fold(0.0, f64::max);
+    let band = |sight: &Sight| {
+        let of = |name: &str| sight.all.get(name).copied();
+        Some(((of("v_p99")? - of("v_p01")?) / of("v_p50")?).abs())
+    };
+    let Some(width) = median(run.sights.iter().filter_map(band)) else { return Vec::new() };
+    let (Some((_, first_root)), Some((_, last_root))) =
+        (whole.values("root").next(), whole.values("root").last())
+    else {
+        return Vec::new();
+    };
+    let error = whole.values("v_error_rms").last().map_or(f64::NAN, |(_, error)| error);
+    let still = moved <= STILL && width <= STILL;
+    let how = if still { "hardly moved" } else { "moved" };
+    let percent = |part: f64| format!("{} %", short(100.0 * part));
+    let mut all = vec![Sentence::new(
+        "vector",
+        format!(
+            "Its vector {how}: the median of all elements went at most {} away from {}, and 98 % of them lie within {} of each \
+             other, while √(f + c) went from {} to {}. As an estimate of √(f + c) the vector is off by {} in the end \
+             (root mean square).",
+            percent(moved),
+            short(start),
+            percent(width),
+            short(first_root),
+            short(last_root),
+            short(error),
+        ),
+    )];
+    if let Some((step, share)) = whole.largest("v_negative").filter(|(_, share)| *share > 0.0) {
+        let text = format!("{} of its elements were below 0 at step {step}: those ascend.", percent(share));
+        all.push(Sentence::new("vector", text));
+    }
+    let r2: Option<Vec<f64>> = run.stages().iter().map(|stage| stage.median("r2/sgdm")).collect();
+    let r2 = r2.unwrap_or_default();
+    let close = !r2.is_empty() && r2.iter().all(|r2| *r2 >= CLOSE);
+    if let Some(Drift { rates: (first, last), factor }) = drift(run).filter(|_| still && close) {
+        let how = match factor {
+            factor if factor > DRIFT => "a rising rate",
+            factor if factor < 1.0 / DRIFT => "a falling rate",
+            _ => "one rate",
+        };
+        let r2: Vec<String> = r2.iter().map(|r2| digits(*r2)).collect();
+        let name = &run.run.recipe.optimizer.name;
+        let text = format!(
+            "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} at first, {} at last, with \
+             R² {} in the stages.",
+            short(first),
+            short(last),
+            r2.join(", "),
+        );
+        all.push(Sentence::new("vector", text));
+    }
+    all
+}
+
+/// How differently layers change.
+fn layers(run: &Explained) -> Option<Sentence> {
+    let stages = run.stages();
+    let last = stages.last()?;
+    let ratio = |layer: &&str| last.of_layer(layer, "update_ratio").filter(|ratio| *ratio > 0.0);
+    let mut ratios: Vec<(&str, f64)> =
+        run.layers().into_iter().filter_map(|layer| Some((layer, ratio(&layer)?))).collect();
+    ratios.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let ((slow, least), (fast, largest)) = (*ratios.first()?, *ratios.last()?);
+    let text = match largest / least {
+        _ if ratios.len() < 2 => return None,
+        apart if apart > SPEEDS => format!(
+            "Layers learn at different speeds: in the last stage a step changes {fast} by {} of its norm and {slow} by {}, a \
+             factor of {}.",
+            short(largest),
+            short(least),
+            short(apart),
+        ),
+        apart => format!(
+            "Layers learn at similar speeds: in the last stage a step changes them by {} ({slow}) to {} ({fast}) of their \
+             norms, a factor of {}.",
+            short(least),
+            short(largest),
+            short(apart),
+        ),
+    };
+    Some(Sentence::new("layers", text))
+}
+
+/// The stage that advice goes by.
+fn late(run: &Explained) -> Option<Stage<'_>> {
+    run.stages().pop()
+}
+
+/// Where steps land in the local parabola.
+fn alpha(run: &Explained) -> Option<Sentence> {
+    let stage = late(run)?;
+    let none = stage.no_minimum()?;
+    let aside = format!("{:.0} % of the looks had no minimum ahead", 100.0 * none);
+    let Some(alpha) = stage.median("alpha") else {
+        return Some(Sentence::new("alpha", format!("In the last stage {aside}: α says nothing.")));
+    };
+    let how = match alpha {
+        alpha if alpha < -HALFWAY => "steps end well before the minimum of the parabola along them",
+        alpha if alpha > HALFWAY => "steps go well beyond the minimum of the parabola along them",
+        _ => "steps end near the minimum of the parabola along them",
+    };
+    let text = format!("In the last stage {how}: α is {} in the median ({aside}).", short(alpha));
+    Some(Sentence::new("alpha", text))
+}
+
+/// How near steps are to the threshold of stability.
+fn stability(run: &Explained) -> Option<Sentence> {
+    let stage = late(run)?;
+    let (ratio, sharpness) = (stage.median("stability")?, stage.median("sharpness")?);
+    let how = match ratio {
+        ratio if ratio < CALM => "far from unstable",
+        ratio if ratio < EDGE.0 => "stable",
+        ratio if ratio <= EDGE.1 => "at the edge of stability",
+        _ => "above the threshold of stability",
+    };
+    let text = format!(
+        "In the last stage steps are {how}: rate times sharpness is {} of the threshold of momentum descent, with a sharpness \
+         of {} (medians).",
+        short(ratio),
+        short(sharpness),
+    );
+    Some(Sentence::new("stability", text))
+}
+
+/// Noise against the batch, and the criterion for an early stop.
+fn noise(run: &Explained) -> Vec<Sentence> {
+    let (Some(stage), Some(samples)) = (late(run), run.samples()) else { return Vec::new() };
+    let mut all = Vec::new();
+    if let Some(scale) = stage.noise_scale() {
+        let how = match scale / samples {
+            over if over > NOISY => "noise outweighs the gradient: a larger batch would be worth its cost",
+            over if over < 1.0 / NOISY => "the gradient outweighs noise: a smaller batch would do",
+            _ => "the batch is of the order that it can use",
+        };
+        let text = format!(
+            "In the last stage the noise scale is {} samples, the batch has {}: {how}.",
+            short(scale),
+            short(samples)
+        );
+        all.push(Sentence::new("noise", text));
+    }
+    if let Some(criterion) = stage.median("early_stop") {
+        let how = match criterion > 0.0 {
+            true => "gradients are no larger than noise makes them, and nothing more is learnt",
+            false => "gradients are larger than noise makes them, and there is more to learn",
+        };
+        let text =
+            format!("The criterion for an early stop is {} in the last stage: {how}.", short(criterion));
+        all.push(Sentence::new("early-stop", text));
+    }
+    all
+}
+
+/// Where a run became unstable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instability {
+    /// The step of the look at which the loss had jumped, or the last before it diverged.
+    pub step: u64,
+    /// The median loss before, and the loss then.
+    pub loss: (f64, f64),
+    /// What moved first: the quantity, the layer if it is one's, the step, and the values before and then.
+    pub first: Option<First>,
+}
+
+/// A quantity that moved before the loss did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct First {
+    /// The quantity.
+    pub quantity: &'static str,
+    /// The parameter, where it is one's.
+    pub layer: Option<String>,
+    /// When.
+    pub step: u64,
+    /// The median before, or the threshold.
+    pub before: f64,
+    /// The value then.
+    pub then: f64,
+}
+
+/// The first look at which the loss has jumped; of a run that diverged, at the latest the last one.
+pub fn instability(run: &Explained) -> Option<Instability> {
+    let sights = &run.sights;
+    let loss = |i: usize| sights.get(i)?.all.get("loss").copied();
+    let scale = (0..sights.len()).find_map(loss)?.abs();
+    let before = |i: usize| median((i.saturating_sub(WINDOW)..i).filter_map(loss));
+    let jumped = |i: &usize| {
+        let (Some(before), Some(now)) = (before(*i), loss(*i)) else { return false };
+        !(now - before <= JUMP * scale)
+    };
+    let place = (1..sights.len()).find(jumped).or(match run.run.status {
+        Status::Diverged => sights.len().checked_sub(1),
+        _ => None,
+    })?;
+    let loss = (before(place).unwrap_or(f64::NAN), loss(place).unwrap_or(f64::NAN));
+    Some(Instability { step: sights[place].step, loss, first: first_moved(sights, place) })
+}
+
+fn first_moved(sights: &[Sight], place: usize) -> Option<First> {
+    let from = place.saturating_sub(LOOKBACK).max(1);
+    for i in from..=place {
+        let mut found: Vec<(f64, First)> = Vec::new();
+        let step = sights[i].step;
+        let past = i.saturating_sub(WINDOW)..i;
+        for (quantity, threshold) in [("stability", 1.0), ("alpha", 1.0), ("v_negative", 0.0)] {
+            let now = sights[i].all.get(quantity).copied();
+            let crossed =
+                sights[past.clone()].iter().all(|s| s.all.get(quantity).is_none_or(|v| *v <= threshold));
+            if let Some(then) = now.filter(|now| *now > threshold && crossed) {
+                // A threshold that is crossed says more than a quantity that grows.
+                found.push((f64::INFINITY, First { quantity, layer: None, step, before: threshold, then }));
+            }
+        }
+        for (layer, figures) in &sights[i].params {
+            for quantity in ["update_ratio", "grad_norm"] {
+                let Some(then) = figures.get(quantity).copied() else { continue };
+                let of = |sight: &Sight| sight.params.get(layer)?.get(quantity).copied();
+                let Some(before) = median(sights[past.clone()].iter().filter_map(of)).filter(|b| *b > 0.0)
+                else {
+                    continue;
+                };
+                let factor = then / before;
+                if !(factor <= MOVED) {
+                    found.push((factor, First { quantity, layer: Some(layer.clone()), step, before, then }));
+                }
+            }
+        }
+        if let Some((_, first)) = found.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)) {
+            return Some(first);
+        }
+    }
+    None
+}
+
+/// Whether, when and where it became unstable.
+fn unstable(run: &Explained) -> Sentence {
+    let Some(Instability { step, loss: (before, then), first }) = instability(run) else {
+        let looks = run.sights.len();
+        let text = format!(
+            "It never became unstable: in {looks} looks the loss was never above the median of the {WINDOW} before by more than \
+             {:.0} % of the first loss.",
+            100.0 * JUMP,
+        );
+        return Sentence::new("unstable", text);
+    };
+    let diverged = match (run.run.status, &run.run.reason) {
+        (Status::Diverged, Some(reason)) => format!(" It diverged after step {}: {reason}.", run.run.steps()),
+        (Status::Diverged, None) => " It diverged.".to_owned(),
+        _ => String::new(),
+    };
+    let first = match first {
+        Some(First { quantity, layer, step, before, then }) => {
+            let whose = layer.map_or(String::new(), |layer| format!(" of {layer}"));
+            let name = match quantity {
+                "update_ratio" => "the update-to-weight ratio",
+                "grad_norm" => "the gradient's norm",
+                "stability" => "the stability ratio",
+                "v_negative" => "the share of v below 0",
+                _ => "α",
+            };
+            format!(
+                " First to move was {name}{whose}, at step {step}: from {} to {}.",
+                short(before),
+                short(then)
+            )
+        }
+        None => " Nothing else that was looked at moved before.".to_owned(),
+    };
+    let text = format!(
+        "It became unstable at step {step}: the loss went from {} to {}.{first}{diverged}",
+        short(before),
+        short(then)
+    );
+    Sentence::new("unstable", text)
+}
+
+/// What to try next, by α and the stability ratio of the last stage.
+fn next(run: &Explained) -> Sentence {
+    let stage = late(run);
+    let of = |name: &str| stage.as_ref().and_then(|stage| stage.median(name));
+    let (alpha, ratio) = (of("alpha"), of("stability").filter(|ratio| *ratio > 0.0));
+    let says = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {}", short(value)));
+    let because: Vec<String> =
+        [says("α", alpha), says("stability ratio", ratio)].into_iter().flatten().collect();
+    let because = because.join(", ");
+    let lr = of("lr").unwrap_or(run.run.recipe.optimizer.lr);
+    let try_factor = |factor: f64, why: &str| {
+        let factor = factor.clamp(1.0 / MOST, MOST);
+        format!(
+            "Try a rate {} than {}: about {} times it, {} ({because}{why}).",
+            if factor > 1.0 { "larger" } else { "smaller" },
+            short(lr),
+            short(factor),
+            short(factor * lr),
+        )
+    };
+    let unstable = instability(run).is_some();
+    let text = match (alpha, ratio) {
+        (None, None) if unstable => {
+            format!("Try a rate smaller than {}: about {} times it, since the run became unstable.", short(lr), short(1.0 / 3.0))
+        }
+        (None, None) => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` \
+                         does."
+            .to_owned(),
+        _ if unstable || ratio.is_some_and(|ratio| ratio > EDGE.1) || alpha.is_some_and(|alpha| alpha > HALFWAY) => {
+            let by_alpha = alpha.filter(|alpha| *alpha > 0.0).map_or(1.0, |alpha| 1.0 / (1.0 + alpha));
+            let by_ratio = ratio.map_or(1.0, |ratio| (1.0 / ratio).min(1.0));
+            let least = by_alpha.min(by_ratio);
+            let factor = if unstable { least.min(1.0 / 3.0) } else { least };
+            try_factor(factor, if unstable { ", and the run became unstable" } else { "" })
+        }
+        _ if alpha.is_none_or(|alpha| alpha < -HALFWAY) && ratio.is_none_or(|ratio| ratio < CALM) => {
+            let by_alpha = alpha.map_or(MOST, |alpha| 1.0 / (1.0 + alpha));
+            let by_ratio = ratio.map_or(MOST, |ratio| 1.0 / ratio);
+            try_factor(by_alpha.min(by_ratio), "")
+        }
+        _ => format!("The rate {} is about right: neither sign asks for another ({because}).", short(lr)),
+    };
+    Sentence::new("next", text)
+}
+
+/// What differed between two runs, quantity by quantity.
+pub fn differences(a: &Explained, b: &Explained) -> Vec<Sentence> {
+    let mut all = Vec::new();
+    let (name_a, name_b) = (a.label.clone(), b.label.clone());
+    if let (Some(near_a), Some(near_b)) = (a.whole().nearest(), b.whole().nearest()) {
+        let text = match near_a.name == near_b.name {
+            true => format!(
+                "Both were nearest to {}: R² {} for {name_a}, {} for {name_b}, at rates of {} and {}.",
+                title(near_a.name),
+                digits(near_a.r2),
+                digits(near_b.r2),
+                short(near_a.rate),
+                short(near_b.rate),
+            ),
+            false => format!(
+                "{name_a} was nearest to {} (R² {}, rate {}), {name_b} to {} (R² {}, rate {}).",
+                title(near_a.name),
+                digits(near_a.r2),
+                short(near_a.rate),
+                title(near_b.name),
+                digits(near_b.r2),
+                short(near_b.rate),
+            ),
+        };
+        all.push(Sentence::new("differs", text));
+    }
+    let (Some(last_a), Some(last_b)) = (late(a), late(b)) else { return all };
+    let quantities = [
+        ("loss", "the loss"),
+        ("rate/sgdm", "the rate of momentum descent"),
+        ("update_ratio", "the update-to-weight ratio"),
+        ("grad_norm", "the gradient's norm"),
+        ("rate_p99", "the rate that 1 % of the elements exceed"),
+        ("sharpness", "the sharpness"),
+        ("stability", "the stability ratio"),
+    ];
+    for (name, words) in quantities {
+        let (Some(x), Some(y)) = (last_a.median(name), last_b.median(name)) else { continue };
+        if x > 0.0 && y > 0.0 && (x / y > DIFFERS || y / x > DIFFERS) {
+            let text = format!(
+                "In the last stage {words} is {} for {name_a} and {} for {name_b}, a factor of {}.",
+                short(x),
+                short(y),
+                short((x / y).max(y / x)),
+            );
+            all.push(Sentence::new("differs", text));
+        }
+    }
+    if let (Some(x), Some(y)) = (last_a.median("alpha"), last_b.median("alpha")) {
+        if (x - y).abs() > HALFWAY {
+            let text =
+                format!("In the last stage α is {} for {name_a} and {} for {name_b}.", short(x), short(y));
+            all.push(Sentence::new("differs", text));
+        }
+    }
+    let steps = |run: &Explained| instability(run).map(|found| found.step);
+    let text = match (steps(a), steps(b)) {
+        (Some(step), None) => format!("{name_a} became unstable, at step {step}; {name_b} did not."),
+        (None, Some(step)) => format!("{name_b} became unstable, at step {step}; {name_a} did not."),
+        (Some(x), Some(y)) => format!("Both became unstable: {name_a} at step {x}, {name_b} at step {y}."),
+        (None, None) => "Neither became unstable.".to_owned(),
+    };
+    all.push(Sentence::new("differs", text));
+    all
+}

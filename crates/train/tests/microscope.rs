@@ -1,0 +1,299 @@
+//! The microscope over whole runs: what it sees of known problems, and that nothing else notices it.
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use taper_train::recipe::RecipeError;
+use taper_train::run::{self, Options, Outcome, PROBE, RunError, Show, Sight, folder};
+use taper_train::{Recipe, Registries};
+
+/// Batch normalisation, two batches a step, mixed images, weights that are no longer trained.
+const RESNET: &str = "
+data: {name: synthetic-images, batch_size: 6, train: 40, test: 8, classes: 4, augment: {mixup: 0.2}}
+model: {name: resnet, num_blocks: [1], widths: [4]}
+optimizer: {name: decgd, lr: 0.05, decay: paper, weight_decay: 0.01}
+train: {epochs: 3, accumulate: 2, log_every: 1, clip_norm: 1.0, freeze: [{match: 'conv1.*', after_steps: 7}],
+  checkpoint: {every_epochs: null, every_steps: 3, keep: 9}}
+";
+
+/// A state carried from window to window, and every dropout.
+const LSTM: &str = "
+data: {name: synthetic-text, vocab: 20, branching: 4, train: 400, valid: 40, test: 40, batch_size: 4, eval_batch_size: 2}
+model: {name: lstm, layers: 1, emb: 6, hidden: 8}
+optimizer: {name: adam, lr: 0.01}
+train: {epochs: 2, log_every: 1, bptt: {length: 10, half: 0.05, std: 2, min: 5}, checkpoint: {every_epochs: null, every_steps: 4, keep: 9}}
+";
+
+const ALL: &str = "train.probe={every: 2, what: [all]}";
+
+fn parse(text: &str, set: &[&str]) -> Result<Recipe, RecipeError> {
+    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    Recipe::parse("microscope.yaml", text, &set, &Registries::default())
+}
+
+fn recipe(text: &str, set: &[&str]) -> Recipe {
+    parse(text, set).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn train(recipe: &Recipe, runs: &Path) -> Outcome {
+    let options = Options { runs: runs.into(), show: Show::Quiet, ..Default::default() };
+    run::run(recipe, &Registries::default(), &options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn sights(run: &Outcome) -> Vec<Sight> {
+    let (sights, damage) = folder::sights(&run.folder);
+    assert_eq!(damage, None);
+    sights
+}
+
+/// A function that is minimised.
+fn minimise(problem: Value, optimizer: Value, steps: u64, runs: &Path) -> Vec<Sight> {
+    let text = json!({
+        "problem": problem, "optimizer": optimizer,
+        "train": {"steps": steps, "probe": {"every": 1, "what": ["all"]}, "checkpoint": {"every_epochs": null}},
+    });
+    sights(&train(&recipe(&text.to_string(), &[]), runs))
+}
+
+/// All files of a run but for those that may differ between equal runs.
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !["manifest.json", "timing.jsonl", ".lock"].contains(&name.as_str()) {
+                found.insert(name, fs::read(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn training_has_the_same_bits_with_the_microscope_and_without() {
+    for text in [RESNET, LSTM] {
+        let (with, without) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let seen = train(&recipe(text, &[ALL]), with.path());
+        let plain = train(&recipe(text, &[]), without.path());
+        assert_eq!(seen.folder.file_name(), plain.folder.file_name(), "the same run");
+        let (seen_files, plain_files) = (files(&seen.folder), files(&plain.folder));
+        assert!(seen_files.contains_key(PROBE) && !plain_files.contains_key(PROBE));
+        let mut compared = 0;
+        for (name, bytes) in &plain_files {
+            // What lists the files of the microscope, and the recipe that asks for it.
+            if !name.ends_with("state.json") && name != "summary.json" && name != "recipe.yaml" {
+                assert!(&seen_files[name] == bytes, "{name} is another");
+                compared += 1;
+            }
+        }
+        assert!(compared > 8, "{compared} files");
+        let comparison =
+            taper_train::compare::compare(&seen.folder, &plain.folder, &Registries::default()).unwrap();
+        assert!(comparison.equal, "{comparison}");
+        assert!(!sights(&seen).is_empty());
+    }
+}
+
+#[test]
+fn an_interrupted_run_has_seen_the_same_in_the_end() {
+    for text in [RESNET, LSTM] {
+        let recipe = recipe(text, &[ALL]);
+        let whole = tempfile::tempdir().unwrap();
+        let expected = files(&train(&recipe, whole.path()).folder);
+        let parts = tempfile::tempdir().unwrap();
+        // Told to stop before it begins, it takes a step each time.
+        let options = Options {
+            runs: parts.path().into(),
+            show: Show::Quiet,
+            stop: Arc::new(AtomicBool::new(true)),
+            ..Default::default()
+        };
+        let mut stops = 0;
+        let outcome = loop {
+            match run::run(&recipe, &Registries::default(), &options) {
+                Err(RunError::Interrupted { .. }) => stops += 1,
+                ended => break ended.unwrap(),
+            }
+        };
+        assert!(stops > 5, "{stops}");
+        let found = files(&outcome.folder);
+        for name in [PROBE, "metrics.jsonl"] {
+            assert!(found[name] == expected[name], "{name}");
+        }
+        let last = |files: &BTreeMap<String, Vec<u8>>| -> BTreeMap<String, Vec<u8>> {
+            let step = format!("step-{}/", outcome.summary.steps);
+            files
+                .iter()
+                .filter(|(name, _)| name.contains(&step))
+                .map(|(n, b)| (n.clone(), b.clone()))
+                .collect()
+        };
+        assert!(last(&found).keys().any(|name| name.ends_with("microscope.safetensors")));
+        assert!(last(&found) == last(&expected));
+    }
+}
+
+#[test]
+fn what_is_seen_does_not_depend_on_threads() {
+    let seen = |threads: usize| {
+        let runs = tempfile::tempdir().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let run = pool.install(|| train(&recipe(RESNET, &[ALL]), runs.path()));
+        fs::read(run.folder.join(PROBE)).unwrap()
+    };
+    assert!(seen(1) == seen(2));
+}
+
+#[test]
+fn shards_and_processes_do_not_keep_it_from_looking() {
+    let runs = tempfile::tempdir().unwrap();
+    let run = train(&recipe(RESNET, &[ALL, "train.shards=2"]), runs.path());
+    let last = sights(&run).pop().unwrap();
+    assert!(last.all.contains_key("sharpness") && last.all.contains_key("r2/sgdm"));
+    assert!(!last.all.contains_key("noise_trace"), "halves are of whole batches");
+}
+
+#[test]
+fn a_quadratic_is_as_sharp_as_its_condition_and_steps_land_where_arithmetic_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let quadratic = json!({"name": "quadratic", "n": 12, "condition": 20.0});
+    for sight in minimise(quadratic, json!({"name": "sgd", "lr": 0.04}), 5, folder.path()) {
+        let all = &sight.all;
+        assert!((all["sharpness"] / 20.0 - 1.0).abs() < 0.01, "{}", all["sharpness"]);
+        // Plain descent: b of the microscope has momentum 0.9, so the rate it fits is smaller.
+        assert!((all["rate/gd"] / 0.04 - 1.0).abs() < 1e-9 && all["r2/gd"] > 1.0 - 1e-9);
+        assert!((all["stability"] - all["rate/sgdm"] * all["sharpness"] / 3.8).abs() < 1e-9);
+        assert!(!all.contains_key("noise_trace"), "a function has no noise");
+    }
+    // With one eigenvalue λ = 1 a step at rate η goes to 1 - η of the way: α = η - 1.
+    let round = json!({"name": "quadratic", "n": 5, "condition": 1.0});
+    for (lr, alpha) in [(1.0, 0.0), (0.25, -0.75), (1.75, 0.75)] {
+        let first = minimise(round.clone(), json!({"name": "sgd", "lr": lr}), 1, folder.path()).remove(0);
+        assert!((first.all["alpha"] - alpha).abs() < 1e-9, "{lr}: {}", first.all["alpha"]);
+        assert!((first.all["sharpness"] - 1.0).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn runs_of_known_optimizers_are_nearest_to_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    let rosenbrock = || json!({"name": "rosenbrock", "n": 20});
+    let cases = [
+        (json!({"name": "sgdm", "lr": 1e-4, "momentum": 0.8}), "sgdm", 1e-4),
+        (json!({"name": "adam", "lr": 1e-3}), "adam", 1e-3),
+    ];
+    for (optimizer, expected, lr) in cases {
+        for sight in minimise(rosenbrock(), optimizer, 30, folder.path()).into_iter().skip(2) {
+            let (name, r2, rate) = sight.all.nearest().unwrap();
+            assert_eq!(name, expected, "step {}", sight.step);
+            assert!(1.0 - r2 < 1e-9 && (rate / lr - 1.0).abs() < 1e-6, "step {}: {r2} {rate}", sight.step);
+        }
+    }
+    let frozen = json!({"name": "decgd", "lr": 1e-5, "freeze_v": true});
+    let seen = minimise(rosenbrock(), frozen, 30, folder.path());
+    for sight in &seen {
+        let v = seen[0].all["root"];
+        let all = &sight.all;
+        assert!(1.0 - all["r2/root"] < 1e-9, "step {}: {}", sight.step, all["r2/root"]);
+        assert!((all["rate/root"] / (2e-5 * v) - 1.0).abs() < 1e-6);
+        assert_eq!((all["v_min"], all["v_p50"], all["v_max"], all["v_negative"]), (v, v, v, 0.0));
+        assert!((all["v_error_rms"] - (v - all["root"]).abs()).abs() < 1e-9 * v);
+    }
+}
+
+#[test]
+fn looks_come_when_they_are_asked_for_and_show_what_they_are_asked_for() {
+    let runs = tempfile::tempdir().unwrap();
+    let run = train(&recipe(RESNET, &["train.probe={every: 4, what: [norms, noise]}"]), runs.path());
+    let seen = sights(&run);
+    assert_eq!(seen.iter().map(|sight| sight.step).collect::<Vec<_>>(), [1, 4, 8, 12]);
+    let names: Vec<&str> = seen[0].all.keys().map(String::as_str).collect();
+    let expected = [
+        "early_stop",
+        "grad_norm",
+        "grad_square",
+        "loss",
+        "lr",
+        "noise_scale",
+        "noise_trace",
+        "snr",
+        "update_norm",
+        "update_ratio",
+        "weight_norm",
+    ];
+    assert!(names.iter().all(|name| expected.contains(name)), "{names:?}");
+    assert!(names.contains(&"noise_trace") && names.contains(&"update_ratio"), "{names:?}");
+    // Two batches of six a step: halves of three each.
+    let noise = &seen[0].all;
+    assert!((noise["snr"] - noise["grad_square"] * 12.0 / noise["noise_trace"]).abs() < 1e-9);
+    // What is no longer trained is not looked at.
+    assert!(seen[0].params.contains_key("conv1.weight") && !seen[3].params.contains_key("conv1.weight"));
+}
+
+#[test]
+fn damage_to_what_was_seen_is_found_by_who_reads_and_who_goes_on() {
+    let runs = tempfile::tempdir().unwrap();
+    let run = train(&recipe(RESNET, &[ALL]), runs.path());
+    let options = Options { runs: runs.path().into(), show: Show::Quiet, ..Default::default() };
+    let verified =
+        || taper_train::verify::verify(&run.folder, None, &Registries::default(), &options).unwrap();
+    assert!(verified().verified, "{}", verified());
+    let path = run.folder.join(PROBE);
+    let whole = fs::read(&path).unwrap();
+    let mut changed = whole.clone();
+    let digit = whole.iter().rposition(u8::is_ascii_digit).unwrap();
+    changed[digit] = if changed[digit] == b'1' { b'2' } else { b'1' };
+    fs::write(&path, &changed).unwrap();
+    assert!(!verified().verified && verified().to_string().contains("probe.jsonl"), "{}", verified());
+    let reading = folder::read(&run.folder).unwrap();
+    assert!(reading.problems.iter().any(|problem| problem.contains("probe.jsonl")), "{:?}", reading.problems);
+    // A run that is to go on stops at a past that is not its own.
+    fs::remove_file(run.folder.join("summary.json")).unwrap();
+    let error = run::run(&recipe(RESNET, &[ALL]), &Registries::default(), &options).unwrap_err().to_string();
+    assert!(error.contains("probe.jsonl") && error.contains("--fresh"), "{error}");
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    let (sights, damage) = folder::sights(&run.folder);
+    assert!(damage.is_none() && !sights.is_empty(), "a last line without its end is no damage");
+    fs::write(&path, b"{]\n").unwrap();
+    assert!(folder::sights(&run.folder).1.unwrap().contains("line 1"));
+}
+
+#[test]
+fn a_longer_run_goes_on_with_what_a_shorter_one_saw() {
+    let (runs, alone) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    train(&recipe(RESNET, &[ALL, "train.epochs=2"]), runs.path());
+    let longer = train(&recipe(RESNET, &[ALL]), runs.path());
+    let expected = train(&recipe(RESNET, &[ALL]), alone.path());
+    assert!(fs::read(longer.folder.join(PROBE)).unwrap() == fs::read(expected.folder.join(PROBE)).unwrap());
+    let manifest = fs::read_to_string(longer.folder.join("manifest.json")).unwrap();
+    assert!(manifest.contains("\"extends\": \""), "{manifest}");
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_refused_at_its_key() {
+    let cases = [
+        (RESNET, "train.probe={every: 0}", "every"),
+        (RESNET, "train.probe={what: [all]}", "every"),
+        (RESNET, "train.probe={every: 2, what: [sharpnes]}", "sharpness"),
+        (RESNET, "train.probe={every: 2, how: 1}", "how"),
+        (RESNET, "train.probe=5", "expected `true`, `false`, or a map with `every` and `what`"),
+        (LSTM, "train.probe={every: 2, what: [noise]}", "streams carry state"),
+    ];
+    for (text, set, expected) in cases {
+        let error = parse(text, &[set]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{set}: {error}");
+    }
+    let divided = parse(RESNET, &[ALL, "train.shard_state=true"]).unwrap_err().to_string();
+    assert!(divided.contains("train.shard_state"), "{divided}");
+    let gpu = parse(RESNET, &[ALL, "device=cuda"]).unwrap_err().to_string();
+    assert!(gpu.contains("device: cpu"), "{gpu}");
+    let sharded =
+        parse(RESNET, &["train.probe={every: 2, what: [noise]}", "train.shards=2"]).unwrap_err().to_string();
+    assert!(sharded.contains("leave `train.shards` out"), "{sharded}");
+}

@@ -170,10 +170,13 @@ impl SimpleBackend for Params {
     }
 }
 
+/// Whether a parameter of a name and so many axes is not to be trained.
+type Held = dyn Fn(&str, usize) -> bool + Send + Sync;
+
 /// Parameters some of which are not to be trained.
 struct Holding {
     params: Params,
-    held: Box<dyn Fn(&str, usize) -> bool + Send + Sync>,
+    held: Box<Held>,
 }
 
 impl Holding {

@@ -119,15 +119,13 @@ impl File {
         let special: BTreeSet<u32> =
             vocab.iter().filter(|(piece, number)| inside(number, piece)).map(|(_, number)| *number).collect();
         let pieces = numbered(vocab, &special)?;
-        let mut number = pieces.len() as u32;
-        for id in added.keys() {
+        for (number, id) in (pieces.len() as u32..).zip(added.keys()) {
             if *id != number {
                 return Err(format!(
                     "added_tokens: expected the numbers from {} on, after all pieces, found {id}",
                     pieces.len()
                 ));
             }
-            number += 1;
         }
         let merges = merges.into_iter().map(Merge::pair).collect::<Result<Vec<_>, String>>()?;
         let known: HashSet<&str> = pieces.iter().map(String::as_str).collect();

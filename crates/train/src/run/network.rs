@@ -68,6 +68,7 @@ struct Kept {
     carries: Vec<Carry>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one of them a run")]
 enum Source {
     /// `seen` is the training set as it is, in its order, for evaluations.
     Images {
@@ -644,7 +645,8 @@ impl Task for Network {
     }
 
     fn begin_step(&mut self, taken: u64, twice: bool) -> Result<(), RunError> {
-        while let Some((_, mut model)) = self.later.pop_front_if(|(after, _)| taken >= *after) {
+        while self.later.front().is_some_and(|(after, _)| taken >= *after) {
+            let Some((_, mut model)) = self.later.pop_front() else { break };
             model.set_carry(&self.model.carry())?;
             self.model = model;
         }

@@ -201,8 +201,10 @@ impl Document {
             self.figures().flat_map(|figure| &figure.panels).filter_map(|panel| panel.views.first());
         for view in pictures {
             let Picture::Chart(chart) = &view.picture else { continue };
-            for series in chart.series.iter().filter(|series| matches!(series.marks, Marks::Line)) {
-                out += &curve(chart, series);
+            let lines: Vec<&Series> = chart.series.iter().filter(|one| one.marks == Marks::Line).collect();
+            // Many lines in a chart are for the eye to compare, and do not share a grid of dots.
+            if lines.len() <= 2 {
+                lines.into_iter().for_each(|series| out += &curve(chart, series));
             }
         }
         out

@@ -216,6 +216,7 @@ fn looks_come_when_they_are_asked_for_and_show_what_they_are_asked_for() {
     let names: Vec<&str> = seen[0].all.keys().map(String::as_str).collect();
     let expected = [
         "early_stop",
+        "momentum",
         "grad_norm",
         "grad_square",
         "loss",

@@ -108,8 +108,10 @@ fn share(value: Option<f64>) -> String {
 }
 
 fn steps(stage: &Stage) -> String {
-    let (from, to) = stage.steps();
-    format!("{from}–{to}")
+    match stage.steps() {
+        (from, to) if from == to => from.to_string(),
+        (from, to) => format!("{from}–{to}"),
+    }
 }
 
 /// What steps were close to.
@@ -132,7 +134,8 @@ fn close_table(run: &Explained) -> Table {
     ];
     let mut table =
         Table::new(head).text(&["nearest"]).caption(format!("{}: what its steps are close to", run.label));
-    for stage in run.stages() {
+    let first = run.sights.get(..1).map(Stage).filter(|_| run.sights.len() > 1);
+    for stage in first.into_iter().chain(run.stages()) {
         let near = stage.nearest();
         table.row([
             steps(&stage),
@@ -200,7 +203,7 @@ fn vector_table(run: &Explained) -> Table {
         "50 %",
         "99 %",
         "largest v",
-        "v < 0",
+        "below 0",
         "√(f + c)",
         "rms error",
         "largest error",

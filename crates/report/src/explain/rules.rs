@@ -32,7 +32,7 @@ pub const NOISY: f64 = 10.0;
 /// Two runs whose medians differ by this factor differ in a quantity.
 pub const DIFFERS: f64 = 1.5;
 /// No rate is advised that is further away than this factor.
-pub const MOST: f64 = 10.0;
+pub const MOST: f64 = 5.0;
 
 /// A sentence with the name of the rule that chose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,45 +127,40 @@ fn nearest(run: &Explained) -> Vec<Sentence> {
     each.collect()
 }
 
-/// The fitted rate of momentum descent over the learning rate, at first and at last.
+/// The fitted rate of momentum descent at the first look and in the last stage, and what it changed by for one learning rate.
 struct Drift {
     rates: (f64, f64),
     factor: f64,
 }
 
 fn drift(run: &Explained) -> Option<Drift> {
-    let stages = run.stages();
-    let (first, last) = (stages.first()?, stages.last()?);
+    let (first, last) = (Stage(run.sights.get(..1)?), late(run)?);
     let rate = |stage: &Stage| stage.median("rate/sgdm").filter(|rate| *rate > 0.0);
     let lr = |stage: &Stage| stage.median("lr").filter(|lr| *lr > 0.0);
-    let rates = (rate(first)?, rate(last)?);
-    let factor = (rates.1 / lr(last)?) / (rates.0 / lr(first)?);
-    (stages.len() > 1).then_some(Drift { rates, factor })
+    let rates = (rate(&first)?, rate(&last)?);
+    let factor = (rates.1 / lr(&last)?) / (rates.0 / lr(&first)?);
+    (run.sights.len() > 1).then_some(Drift { rates, factor })
 }
 
 /// Whether the rate that steps amount to rose or fell.
 fn rate(run: &Explained) -> Option<Sentence> {
-    let Drift { rates: (first, last), factor } = drift(run)?;
-    let stages = run.stages();
-    let lr = |stage: Option<&Stage>| stage.and_then(|stage| stage.median("lr")).unwrap_or(f64::NAN);
-    let loss = |stage: Option<&Stage>| stage.and_then(|stage| stage.median("loss"));
-    let beside = match (loss(stages.first()), loss(stages.last())) {
-        (Some(a), Some(b)) => format!("while the loss went from {} to {}", short(a), short(b)),
-        _ => "from the first stage to the last".to_owned(),
-    };
+    let Drift { rates: (at_first, at_last), factor } = drift(run)?;
+    let (first, last) = (Stage(run.sights.get(..1)?), late(run)?);
+    let of = |stage: &Stage, name: &str| stage.median(name).map_or("?".to_owned(), short);
     let how = match factor {
-        factor if factor > DRIFT => "rose",
-        factor if factor < 1.0 / DRIFT => "fell",
-        _ => "stayed as it was",
+        factor if factor > DRIFT => format!("rose by a factor of {}", short(factor)),
+        factor if factor < 1.0 / DRIFT => format!("fell by a factor of {}", short(1.0 / factor)),
+        _ => format!("stayed as it was (a factor of {})", short(factor)),
     };
     let text = format!(
-        "As a rate of momentum descent its steps amounted to {} at first and {} at last (learning rate {} and {}): for one \
-         learning rate, the effective rate {how} by a factor of {} {beside}.",
-        short(first),
-        short(last),
-        short(lr(stages.first())),
-        short(lr(stages.last())),
-        short(factor),
+        "As a rate of momentum descent its steps amount to {} at the first look and to {} in the last stage (learning rate {} \
+         and {}): for one learning rate the effective rate {how}, while the loss went from {} to {}.",
+        short(at_first),
+        short(at_last),
+        of(&first, "lr"),
+        of(&last, "lr"),
+        of(&first, "loss"),
+        of(&last, "loss"),
     );
     Some(Sentence::new("rate", text))
 }
@@ -219,8 +214,8 @@ fn vector(run: &Explained) -> Vec<Sentence> {
         let r2: Vec<String> = r2.iter().map(|r2| digits(*r2)).collect();
         let name = &run.run.recipe.optimizer.name;
         let text = format!(
-            "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} at first, {} at last, with \
-             R² {} in the stages.",
+            "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} at the first look, {} in the \
+             last stage, with R² {} in the stages.",
             short(first),
             short(last),
             r2.join(", "),
@@ -451,47 +446,64 @@ fn unstable(run: &Explained) -> Sentence {
     Sentence::new("unstable", text)
 }
 
-/// What to try next, by α and the stability ratio of the last stage.
+/// What of a step is left by noise: the best rate is 1 + scale / n times smaller than without it, where momentum averages over
+/// (1 + β) / (1 - β) batches.
+fn noise_leaves(run: &Explained, stage: &Stage) -> f64 {
+    let beta = stage.median("momentum").filter(|beta| (0.0..1.0).contains(beta)).unwrap_or(0.0);
+    let samples = run.samples().map(|samples| samples * (1.0 + beta) / (1.0 - beta));
+    match (stage.noise_scale(), samples) {
+        (Some(scale), Some(samples)) => 1.0 / (1.0 + scale / samples),
+        _ => 1.0,
+    }
+}
+
+/// What to try next, by α, the stability ratio and noise in the last stage.
 fn next(run: &Explained) -> Sentence {
-    let stage = late(run);
-    let of = |name: &str| stage.as_ref().and_then(|stage| stage.median(name));
-    let (alpha, ratio) = (of("alpha"), of("stability").filter(|ratio| *ratio > 0.0));
+    let Some(stage) = late(run) else { return Sentence::new("next", "Nothing was looked at.".to_owned()) };
+    let (alpha, ratio) = (stage.median("alpha"), stage.median("stability").filter(|ratio| *ratio > 0.0));
+    let left = noise_leaves(run, &stage);
     let says = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {}", short(value)));
-    let because: Vec<String> =
-        [says("α", alpha), says("stability ratio", ratio)].into_iter().flatten().collect();
-    let because = because.join(", ");
-    let lr = of("lr").unwrap_or(run.run.recipe.optimizer.lr);
-    let try_factor = |factor: f64, why: &str| {
-        let factor = factor.clamp(1.0 / MOST, MOST);
-        format!(
-            "Try a rate {} than {}: about {} times it, {} ({because}{why}).",
-            if factor > 1.0 { "larger" } else { "smaller" },
-            short(lr),
-            short(factor),
-            short(factor * lr),
-        )
-    };
+    let noise = (left < 1.0).then_some(left);
+    let because = [says("α", alpha), says("stability ratio", ratio), says("noise leaves", noise)];
+    let because = because.into_iter().flatten().collect::<Vec<String>>().join(", ");
+    let lr = stage.median("lr").unwrap_or(run.run.recipe.optimizer.lr);
     let unstable = instability(run).is_some();
+    let why = if unstable { ", and the run became unstable" } else { "" };
+    let try_factor = |factor: f64| {
+        let (factor, how) = (factor.clamp(1.0 / MOST, MOST), if factor > 1.0 { "larger" } else { "smaller" });
+        let (from, to) = (short(lr), short(factor * lr));
+        format!("Try a rate {how} than {from}: about {} times it, {to} ({because}{why}).", short(factor))
+    };
     let text = match (alpha, ratio) {
         (None, None) if unstable => {
-            format!("Try a rate smaller than {}: about {} times it, since the run became unstable.", short(lr), short(1.0 / 3.0))
+            let third = 1.0 / 3.0;
+            let (from, to) = (short(lr), short(third * lr));
+            format!("Try a rate smaller than {from}: about {} times it, {to}: the run became unstable.", short(third))
         }
         (None, None) => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` \
                          does."
             .to_owned(),
-        _ if unstable || ratio.is_some_and(|ratio| ratio > EDGE.1) || alpha.is_some_and(|alpha| alpha > HALFWAY) => {
+        _ if unstable
+            || ratio.is_some_and(|ratio| ratio > EDGE.1)
+            || alpha.is_some_and(|alpha| alpha > HALFWAY) =>
+        {
             let by_alpha = alpha.filter(|alpha| *alpha > 0.0).map_or(1.0, |alpha| 1.0 / (1.0 + alpha));
             let by_ratio = ratio.map_or(1.0, |ratio| (1.0 / ratio).min(1.0));
             let least = by_alpha.min(by_ratio);
-            let factor = if unstable { least.min(1.0 / 3.0) } else { least };
-            try_factor(factor, if unstable { ", and the run became unstable" } else { "" })
+            try_factor(if unstable { least.min(1.0 / 3.0) } else { least })
         }
-        _ if alpha.is_none_or(|alpha| alpha < -HALFWAY) && ratio.is_none_or(|ratio| ratio < CALM) => {
+        _ => {
+            let short_steps = alpha.is_none_or(|alpha| alpha < -HALFWAY) && ratio.is_none_or(|ratio| ratio < CALM);
             let by_alpha = alpha.map_or(MOST, |alpha| 1.0 / (1.0 + alpha));
             let by_ratio = ratio.map_or(MOST, |ratio| 1.0 / ratio);
-            try_factor(by_alpha.min(by_ratio), "")
+            let factor = by_alpha.min(by_ratio) * left;
+            match short_steps && factor > DIFFERS {
+                true => try_factor(factor),
+                false => {
+                    format!("The rate {} is about right: the signs ask for no other ({because}).", short(lr))
+                }
+            }
         }
-        _ => format!("The rate {} is about right: neither sign asks for another ({because}).", short(lr)),
     };
     Sentence::new("next", text)
 }

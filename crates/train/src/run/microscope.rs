@@ -122,7 +122,7 @@ impl Run<'_> {
             microscope.inner.orthogonal(&batch.grads, &mut seen)?;
         }
         microscope.only_wanted(&mut seen);
-        seen.all.extend([("lr".to_owned(), taken.lr)]);
+        seen.all.extend([("lr".to_owned(), taken.lr), ("momentum".to_owned(), shadow.momentum)]);
         seen.all.extend(context.loss.map(|loss| ("loss".to_owned(), loss)));
         if wants(What::Vector)
             && let Some(root) = shadow.c.and_then(|c| Some((context.loss? + c).sqrt()))

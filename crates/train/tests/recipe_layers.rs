@@ -87,7 +87,7 @@ fn set_takes_yaml_values_and_the_last_of_two_wins() {
         ],
     );
     assert_eq!(recipe.model.as_ref().unwrap().config["hidden"], serde_json::json!([300, 100]));
-    assert!(recipe.train.probe);
+    assert_eq!(recipe.train.probe, taper_train::recipe::Probe::Statistics(true));
     assert_eq!(recipe.optimizer.hyper["c"], 1e-8);
     assert_eq!(recipe.seed, 2);
     assert_eq!(recipe.data.as_ref().unwrap().val, Some(Holdout::Fraction(0.1)));

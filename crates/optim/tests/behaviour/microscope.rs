@@ -100,8 +100,7 @@ fn decgd_with_v_frozen_is_momentum_on_the_root_of_the_loss() {
 
 #[test]
 fn muon_is_nearest_to_orthogonalised_momentum_where_there_are_matrices() {
-    let config =
-        json!({"lr": 0.02, "momentum": 0.9, "nesterov": false, "weight_decay": 0.0, "rest": {"name": "sgdm", "lr": 0.01}});
+    let config = json!({"lr": 0.02, "momentum": 0.9, "nesterov": false, "weight_decay": 0.0, "rest": {"name": "sgdm", "lr": 0.01}});
     let mut watched = Watched::new("muon", config, DType::F64);
     let mut seen = watched.steps(4);
     watched.microscope.orthogonal(&grads(&watched.params, 3), &mut seen).unwrap();

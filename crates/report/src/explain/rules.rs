@@ -358,7 +358,8 @@ pub fn instability(run: &Explained) -> Option<Instability> {
     let before = |i: usize| median((i.saturating_sub(WINDOW)..i).filter_map(loss));
     let jumped = |i: &usize| {
         let (Some(before), Some(now)) = (before(*i), loss(*i)) else { return false };
-        !(now - before <= JUMP * scale)
+        let rise = now - before;
+        rise > JUMP * scale || rise.is_nan()
     };
     let place = (1..sights.len()).find(jumped).or(match run.run.status {
         Status::Diverged => sights.len().checked_sub(1),
@@ -392,7 +393,7 @@ fn first_moved(sights: &[Sight], place: usize) -> Option<First> {
                     continue;
                 };
                 let factor = then / before;
-                if !(factor <= MOVED) {
+                if factor > MOVED || factor.is_nan() {
                     found.push((factor, First { quantity, layer: Some(layer.clone()), step, before, then }));
                 }
             }
@@ -556,12 +557,11 @@ pub fn differences(a: &Explained, b: &Explained) -> Vec<Sentence> {
             all.push(Sentence::new("differs", text));
         }
     }
-    if let (Some(x), Some(y)) = (last_a.median("alpha"), last_b.median("alpha")) {
-        if (x - y).abs() > HALFWAY {
-            let text =
-                format!("In the last stage α is {} for {name_a} and {} for {name_b}.", short(x), short(y));
-            all.push(Sentence::new("differs", text));
-        }
+    if let (Some(x), Some(y)) = (last_a.median("alpha"), last_b.median("alpha"))
+        && (x - y).abs() > HALFWAY
+    {
+        let text = format!("In the last stage α is {} for {name_a} and {} for {name_b}.", short(x), short(y));
+        all.push(Sentence::new("differs", text));
     }
     let steps = |run: &Explained| instability(run).map(|found| found.step);
     let text = match (steps(a), steps(b)) {

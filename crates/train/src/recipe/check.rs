@@ -476,7 +476,8 @@ impl Checks<'_> {
             ),
             Some(_) => Ok(()),
             None => {
-                let message = format!("train.bptt is for networks that carry a state, and {name} carries none");
+                let message =
+                    format!("train.bptt is for networks that carry a state, and {name} carries none");
                 let help = format!("give `windows: {{length: {block}}}` in its place");
                 Err(self.fail(&Path::parse("train.bptt"), message).help(help))
             }

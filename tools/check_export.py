@@ -3,7 +3,8 @@
     python tools/check_export.py FOLDER
 
 FOLDER holds net.py, net.safetensors, net.onnx and record.safetensors: an input and what Taper made of it (`input`, `logits`; of a
-language model `tokens` in two windows and the `logits` of both). The module is loaded strictly by PyTorch; the graph is checked by
+language model with a state `tokens` in two windows and the `logits` of both; of one without `tokens` and `logits`, and `targets` with
+their `loss`). The module is loaded strictly by PyTorch; the graph is checked by
 `onnx` and computed by `onnxruntime`. Prints a JSON object a program: what is missing, or the largest difference to Taper's logits.
 """
 
@@ -20,6 +21,9 @@ def torch_logits(folder, record, read):
     with torch.no_grad():
         if "tokens" not in record:
             return [net(record["input"]).numpy()]
+        if "more" not in record:
+            logits, loss = net(record["tokens"], record["targets"])
+            return [logits.numpy(), loss.numpy()]
         first, states = net(record["tokens"])
         second, _ = net(record["more"], states)
         return [first.numpy(), second.numpy()]
@@ -36,6 +40,13 @@ def onnx_logits(folder, record, _):
     record = {name: tensor.numpy() for name, tensor in record.items()}
     if "tokens" not in record:
         return session.run(["logits"], {"images": record["input"]})
+    if "more" not in record:
+        (logits,) = session.run(["logits"], {"tokens": record["tokens"]})
+        # The graph has no loss: it is computed from its logits here.
+        targets = record["targets"]
+        sums = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+        right = np.take_along_axis(logits, np.maximum(targets, 0)[..., None], -1)[..., 0]
+        return [logits, np.array((sums - right)[targets != -1].mean(), np.float32)]
     batch = record["tokens"].shape[1]
     states = {
         value.name: np.zeros([1, batch, value.shape[2]], np.float32)
@@ -63,7 +74,7 @@ def main():
         try:
             # The generated file has the reader of safetensors.
             record = module("net").read(folder / "record.safetensors")
-            expected = [record[name].numpy() for name in ("logits", "more_logits") if name in record]
+            expected = [record[name].numpy() for name in ("logits", "more_logits", "loss") if name in record]
             found = logits(folder, record, module)
         except ImportError as e:
             print(json.dumps({"program": program, "missing": str(e)}))

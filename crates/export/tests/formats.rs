@@ -20,7 +20,7 @@ fn network(name: &str, config: Value, task: Task) -> (Network, Box<dyn Model>) {
     let model = entry.build(&config, task, params.builder(DType::F32, &Device::Cpu)).unwrap();
     for (name, var) in params.vars() {
         let last = name.rsplit('.').next().unwrap();
-        let norm = name.contains("bn") || name.contains("shortcut.1");
+        let norm = ["bn", "shortcut.1", "norm", "ln_"].iter().any(|part| name.contains(part));
         let (low, high) = match last {
             "running_var" => (0.5, 1.5),
             "running_mean" => (-0.2, 0.2),
@@ -162,6 +162,52 @@ fn language_models_say_the_same_elsewhere_and_go_on_from_their_states() {
         write(folder.path(), &network, opset, &record);
         check(&format!("lstm {config} opset {opset}"), folder.path(), 1e-5);
     }
+}
+
+#[test]
+fn transformers_for_text_say_the_same_elsewhere() {
+    let classic = json!({"layers": 2, "heads": 2, "emb": 12, "block": 9, "bias": true, "ignore_index": -1});
+    let plain = json!({"layers": 1, "heads": 3, "emb": 12, "block": 9, "activation": "gelu_tanh", "tied": false,
+        "hidden": 7, "ignore_index": -1});
+    let modern = json!({"layers": 2, "heads": 4, "kv_heads": 2, "emb": 16, "block": 9, "ignore_index": -1});
+    let mixed = json!({"names": "nanogpt", "layers": 1, "heads": 4, "kv_heads": 1, "emb": 16, "block": 9, "tied": true,
+        "ignore_index": -1});
+    let others = json!({"names": "llama", "layers": 1, "heads": 2, "emb": 8, "block": 9, "bias": true, "ignore_index": -1});
+    for (name, config, opset) in [
+        ("gpt", classic, 13),
+        ("gpt", plain, 17),
+        ("llama", modern, 21),
+        ("llama", mixed, 18),
+        ("gpt", others, 14),
+    ] {
+        let (network, mut model) = network(name, config.clone(), Task::Tokens { vocab: 11 });
+        let mut rng = Rng::new(5, "test", "tokens", 0);
+        let mut draw = || (0..2 * 7).map(|_| rng.below(11) as i64).collect::<Vec<_>>();
+        let (tokens, mut targets) = (draw(), draw());
+        targets[3] = -1;
+        let [tokens, targets] = [tokens, targets].map(|v| Tensor::from_vec(v, (2, 7), &Device::Cpu).unwrap());
+        // Ours are [length, batch].
+        let (input, wanted) = (tokens.t().unwrap(), targets.t().unwrap());
+        let loss = model.loss(&input, &wanted, Mode::Eval).unwrap().total.detach();
+        let logits = model.logits(&input, Mode::Eval).unwrap().detach().reshape((7, 2, 11)).unwrap();
+        let logits = logits.transpose(0, 1).unwrap();
+        let record = [("tokens", tokens), ("targets", targets), ("logits", logits), ("loss", loss)];
+        let record = record.map(|(name, t)| (name.to_owned(), t.contiguous().unwrap())).into();
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), &network, opset, &record);
+        check(&format!("{name} {config} opset {opset}"), folder.path(), 1e-5);
+    }
+}
+
+#[test]
+fn transformers_for_images_say_the_same_elsewhere() {
+    check_images("vit", json!({"layers": 2, "heads": 2, "emb": 8}), CIFAR, 13);
+    let mean = json!({"layers": 1, "heads": 3, "emb": 12, "hidden": 10, "patch": 3, "qkv_bias": false, "class_token": false,
+        "global_pool": "avg"});
+    check_images("vit", mean, Task::Images { height: 6, width: 9, channels: 1, classes: 3 }, 18);
+    let before = json!({"layers": 1, "heads": 1, "emb": 6, "patch": 8, "global_pool": "avg", "fc_norm": false,
+        "activation": "gelu_tanh"});
+    check_images("vit", before, CIFAR, 21);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! GELU, x Φ(x) with the normal distribution's Φ: not its approximation by tanh.
+//! GELU, x Φ(x) with the normal distribution's Φ, and its approximation by tanh.
 //!
 //! In f32 it is straight-line arithmetic that the compiler turns into vectors, without fused multiply-adds: every instruction
 //! set gives the same bits. In f64, in which gradients are checked, it is libm's.
@@ -48,6 +48,70 @@ pub(crate) fn normal_f32(x: f32) -> [f32; 2] {
     [if x < 0.0 { below } else { 1.0 - below }, DENSITY * e]
 }
 
+/// 1/(1 + e⁻ˣ) with a relative error below 3.5e-7; zero below −86; NaN of NaN.
+#[inline(always)]
+pub(crate) fn sigmoid_f32(x: f32) -> f32 {
+    // e⁻ˣ; see `vmath::exp`. NaN passes through both comparisons.
+    let y = if x > 87.0 { -87.0 } else { -x };
+    let y = if y > 86.0 { 86.0 } else { y };
+    let round = 12_582_912.0;
+    let shifted = y * std::f32::consts::LOG2_E + round;
+    let n = shifted - round;
+    let r = (y + n * -0.693_359_4) + n * 2.121_944_4e-4;
+    let p = 1.987_569_1e-4;
+    let p = p * r + 1.398_199_9e-3;
+    let p = p * r + 8.333_452e-3;
+    let p = p * r + 4.166_579_6e-2;
+    let p = p * r + 1.666_666_5e-1;
+    let p = p * r + 0.5;
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    let e = ((p * (r * r) + r) + 1.0) * power;
+    let s = 1.0 / (1.0 + e);
+    if x < -86.0 { 0.0 } else { s }
+}
+
+/// 1/(1 + e⁻ˣ).
+pub(crate) fn sigmoid_f64(x: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-x))
+}
+
+/// Which GELU is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// x Φ(x).
+    Exact,
+    /// x (1 + tanh(√(2/π) (x + 0.044715 x³)))/2.
+    Tanh,
+}
+
+/// 2√(2/π), and 0.044715 times it: x (1 + tanh u)/2 is x/(1 + e^(−2u)).
+const LINEAR: f64 = 1.595_769_121_605_730_7;
+const CUBIC: f64 = 0.071_354_816_272_600_24;
+
+/// [`Gelu::Tanh`].
+#[inline(always)]
+pub fn gelu_tanh<T: Real>(x: T) -> T {
+    let near = clamped(x);
+    x * (near * (T::from_f64(LINEAR) + T::from_f64(CUBIC) * near * near)).sigmoid()
+}
+
+/// Its derivative.
+#[inline(always)]
+pub fn slope_tanh<T: Real>(x: T) -> T {
+    let near = clamped(x);
+    let square = T::from_f64(CUBIC) * near * near;
+    let s = (near * (T::from_f64(LINEAR) + square)).sigmoid();
+    s + near * s * (T::ONE - s) * (T::from_f64(LINEAR) + square + square + square)
+}
+
+/// Beyond 12 the curve is 0 or x, and the cube of a large number is infinite. NaN stays.
+#[inline(always)]
+fn clamped<T: Real>(x: T) -> T {
+    let (least, most) = (T::from_f64(-12.0), T::from_f64(12.0));
+    let x = if x > most { most } else { x };
+    if x < least { least } else { x }
+}
+
 /// Φ(x) and φ(x).
 pub(crate) fn normal_f64(x: f64) -> [f64; 2] {
     let below = 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
@@ -68,25 +132,31 @@ pub fn slope<T: Real>(x: T) -> T {
 }
 
 /// y = GELU of x.
-pub fn forward<T: Real>(isa: Isa, x: &[T], y: &mut [T]) {
+pub fn forward<T: Real>(isa: Isa, which: Gelu, x: &[T], y: &mut [T]) {
     assert_eq!(x.len(), y.len());
     y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| {
         vectorize(
             isa,
             #[inline(always)]
-            || y.iter_mut().zip(x).for_each(|(y, x)| *y = gelu(*x)),
+            || match which {
+                Gelu::Exact => y.iter_mut().zip(x).for_each(|(y, x)| *y = gelu(*x)),
+                Gelu::Tanh => y.iter_mut().zip(x).for_each(|(y, x)| *y = gelu_tanh(*x)),
+            },
         );
     });
 }
 
 /// Turns the gradient `dy` of the output into that of the input `x`.
-pub fn backward<T: Real>(isa: Isa, x: &[T], dy: &mut [T]) {
+pub fn backward<T: Real>(isa: Isa, which: Gelu, x: &[T], dy: &mut [T]) {
     assert_eq!(x.len(), dy.len());
     dy.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(dy, x)| {
         vectorize(
             isa,
             #[inline(always)]
-            || dy.iter_mut().zip(x).for_each(|(dy, x)| *dy = *dy * slope(*x)),
+            || match which {
+                Gelu::Exact => dy.iter_mut().zip(x).for_each(|(dy, x)| *dy = *dy * slope(*x)),
+                Gelu::Tanh => dy.iter_mut().zip(x).for_each(|(dy, x)| *dy = *dy * slope_tanh(*x)),
+            },
         );
     });
 }
@@ -131,13 +201,35 @@ mod tests {
     }
 
     #[test]
+    fn the_approximation_is_the_one_by_tanh() {
+        let exact = |x: f64| {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        };
+        for x in points() {
+            let (at, h) = (f64::from(x), 1e-5);
+            // One exponential's and a few other roundings; the tails are below 1e-30.
+            assert!((f64::from(gelu_tanh(x)) - exact(at)).abs() <= 5e-7 * at.abs(), "{x}");
+            assert!((gelu_tanh(at) - exact(at)).abs() <= 1e-15 * (1.0 + at.abs()), "{x}");
+            let slope = (exact(at + h) - exact(at - h)) / (2.0 * h);
+            assert!((f64::from(slope_tanh(x)) - slope).abs() < 2e-6, "{x}");
+        }
+        assert_eq!([-13.0f32, -1e30, 13.0, 1e30].map(gelu_tanh), [0.0, 0.0, 13.0, 1e30]);
+        assert_eq!([f32::INFINITY, 13.0, -13.0, 0.0].map(slope_tanh), [1.0, 1.0, 0.0, 0.5]);
+        assert!(gelu_tanh(f32::NAN).is_nan() && slope_tanh(f32::NAN).is_nan());
+    }
+
+    #[test]
     fn any_instruction_set_and_number_of_threads_gives_the_same_bits() {
         let x = points();
         let run = |isa: Isa| -> Vec<f64> {
-            let (mut y, mut dy) = (vec![f32::NAN; x.len()], x.clone());
-            forward(isa, &x, &mut y);
-            backward(isa, &x, &mut dy);
-            [y, dy].concat().into_iter().map(f64::from).collect()
+            let of = |which: Gelu| {
+                let (mut y, mut dy) = (vec![f32::NAN; x.len()], x.clone());
+                forward(isa, which, &x, &mut y);
+                backward(isa, which, &x, &mut dy);
+                [y, dy].concat()
+            };
+            [Gelu::Exact, Gelu::Tanh].map(of).concat().into_iter().map(f64::from).collect()
         };
         let bits = |v: Vec<f64>| v.into_iter().map(f64::to_bits).collect::<Vec<_>>();
         let portable = bits(run(Isa::PORTABLE));

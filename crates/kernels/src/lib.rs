@@ -4,6 +4,7 @@
 //! do not depend on the number of threads. A kernel takes the instruction set as an argument ([`Isa`]); callers pass
 //! [`Isa::detect`], tests pass each of [`Isa::available`]. There is no other way to come by one, so that to hold it proves
 //! that the CPU has it.
+pub mod attention;
 pub mod batch_norm;
 pub mod buffer;
 pub mod compare;
@@ -14,10 +15,13 @@ mod conv_wino;
 pub mod gelu;
 pub mod gemm;
 pub mod lstm;
+pub mod norm;
 pub mod pool;
+pub mod rotary;
 pub mod simd;
 pub mod softmax;
 pub mod sums;
+pub mod swiglu;
 #[cfg(test)]
 mod threads;
 pub mod vmath;
@@ -302,6 +306,10 @@ pub trait Real:
     fn to_f64(self) -> f64;
     /// The normal distribution's share below it, Φ, and its density there, φ.
     fn normal(self) -> [Self; 2];
+    /// 1/(1 + e⁻ˣ); zero below −86, where products with it would be denormals.
+    fn sigmoid(self) -> Self;
+    /// eˣ.
+    fn exponential(self) -> Self;
     /// The free list of [`Buf`]s of this type.
     fn pool() -> &'static buffer::Pool<Self>;
     /// What products of this type are computed by.
@@ -325,7 +333,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($t:ty, $is_f32:literal, $normal:path, $s:ident => $kernel:ty, $make:expr, $multiply:expr) => {
+    ($t:ty, $is_f32:literal, $normal:path, $sigmoid:path, $s:ident => $kernel:ty, $make:expr, $multiply:expr) => {
         impl Real for $t {
             unsafe fn multiply(
                 by: Arithmetic,
@@ -355,6 +363,13 @@ macro_rules! real {
             fn normal(self) -> [Self; 2] {
                 $normal(self)
             }
+            #[inline(always)]
+            fn sigmoid(self) -> Self {
+                $sigmoid(self)
+            }
+            fn exponential(self) -> Self {
+                libm::exp(f64::from(self)) as $t
+            }
             fn pool() -> &'static buffer::Pool<Self> {
                 static POOL: buffer::Pool<$t> = buffer::Pool::new();
                 &POOL
@@ -362,8 +377,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, true, gelu::normal_f32, S => S, std::convert::identity, gemm::multiply_f32);
-real!(f64, false, gelu::normal_f64, S => gemm::Doubles<S>, gemm::Doubles, gemm::multiply_f64);
+real!(f32, true, gelu::normal_f32, gelu::sigmoid_f32, S => S, std::convert::identity, gemm::multiply_f32);
+real!(f64, false, gelu::normal_f64, gelu::sigmoid_f64, S => gemm::Doubles<S>, gemm::Doubles, gemm::multiply_f64);
 
 /// The same slice as f32, for `T` = f32.
 ///

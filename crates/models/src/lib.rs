@@ -1,4 +1,4 @@
-//! The networks of the DecGD paper, one that is fast on CIFAR-10, and the training ops they need, for candle.
+//! The networks of the DecGD paper, one that is fast on CIFAR-10, small transformers, and the training ops they need, for candle.
 //!
 //! Models are built through [`candle_nn::VarBuilder`] on a seeded backend ([`Params`]): the initial value of a
 //! parameter depends on the seed and its name and on nothing else. Names and layouts equal PyTorch's, so
@@ -27,6 +27,7 @@ mod cost;
 pub mod densenet;
 mod eigen;
 mod error;
+pub mod gpt;
 pub mod init;
 pub mod layers;
 pub mod lstm;
@@ -37,6 +38,8 @@ pub mod registry;
 pub mod replay;
 pub mod resnet;
 pub mod trace;
+mod transformer;
+pub mod vit;
 
 /// The instruction set that kernels are chosen by: results are equal bit for bit where it is. The best one of this CPU, or the
 /// one that the variable `TAPER_ISA` names; an error if the CPU has it not.

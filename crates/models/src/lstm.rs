@@ -255,7 +255,7 @@ impl LanguageModel {
     /// The loss of what [`LanguageModel::hidden`] returned; with AR and TAR if `regularised`.
     pub fn loss_of(&self, hidden: &Hidden, target: &Tensor, regularised: bool) -> Result<Loss> {
         let options = Default::default();
-        let nll = linear_cross_entropy(&hidden.dropped, &self.encoder, &self.bias, target, &options)?;
+        let nll = linear_cross_entropy(&hidden.dropped, &self.encoder, Some(&self.bias), target, &options)?;
         let mut total = nll.clone();
         if regularised && self.config.alpha > 0.0 {
             total = (total + (mean_square(&hidden.dropped)? * self.config.alpha)?)?;

@@ -103,6 +103,10 @@ impl Model for WithOperands {
         crate::ops::with_operands(self.operands, || self.model.advance(input, mode))
     }
 
+    fn next_logits(&mut self, tokens: &Tensor) -> Result<Tensor> {
+        crate::ops::with_operands(self.operands, || self.model.next_logits(tokens))
+    }
+
     fn carry(&self) -> Vec<(String, Tensor)> {
         self.model.carry()
     }
@@ -151,6 +155,27 @@ pub trait Model: Send {
     /// Moves on what is carried as [`Model::logits`] does, where nobody asks for the logits.
     fn advance(&mut self, input: &Tensor, mode: Mode) -> Result<()> {
         self.logits(input, mode).map(drop)
+    }
+
+    /// The logits `[batch, vocabulary]` of what comes after `tokens` `[length, batch]`, which go on from those of the calls before:
+    /// how text is continued. [`Model::set_carry`] with an empty list begins anew.
+    ///
+    /// By default those of [`Model::logits`], for a network that carries its state. One that sees a number of tokens keeps what it
+    /// needs of them; when they are more than it sees, the oldest ones fall out.
+    fn next_logits(&mut self, tokens: &Tensor) -> Result<Tensor> {
+        let batch = match *tokens.dims() {
+            [length, batch] if length * batch > 0 => batch,
+            ref dims => {
+                let found = format!("{dims:?}");
+                return Err(crate::Error::Shape {
+                    op: "next_logits",
+                    expected: "tokens [length, batch]".into(),
+                    found,
+                });
+            }
+        };
+        let logits = self.logits(tokens, Mode::Eval)?;
+        Ok(logits.narrow(0, logits.dim(0)? - batch, batch)?)
     }
 
     /// What is carried from one batch to the next (an LSTM's state), by name, for checkpoints.

@@ -51,6 +51,10 @@ pub enum Architecture {
     Lstm(crate::lstm::LstmConfig),
     /// Convolutions on whitened images.
     Airbench(crate::airbench::AirbenchConfig),
+    /// A transformer for text.
+    Gpt(crate::gpt::GptConfig),
+    /// A transformer for images.
+    Vit(crate::vit::VitConfig),
 }
 
 type Describe = dyn Fn(&Value) -> Result<Option<Architecture>> + Send + Sync;
@@ -107,7 +111,13 @@ impl Registry {
             crate::resnet::register(&mut registry)?;
             crate::densenet::register(&mut registry)?;
             let about = "six convolutions on whitened images, for CIFAR-10 in minutes (airbench94)";
-            registry.add("airbench", about, crate::airbench::AirbenchConfig::default())
+            registry.add("airbench", about, crate::airbench::AirbenchConfig::default())?;
+            let about = "transformer language model (nanoGPT)";
+            registry.add("gpt", about, crate::gpt::GptConfig::default())?;
+            let about = "transformer language model with RMS norm, rotary positions and SwiGLU (Llama)";
+            registry.add("llama", about, crate::gpt::GptConfig::llama())?;
+            let about = "vision transformer (timm's ViT)";
+            registry.add("vit", about, crate::vit::VitConfig::default())
         };
         add().expect("the names above are distinct, which `builtin_names_are_distinct` tests");
         registry

@@ -2,10 +2,15 @@
 //!
 //! A record is a safetensors file with `state.<name>` (weights and buffers under PyTorch's names), `input`, `target` and the
 //! results to compare: `train.logits`, `train.loss`, `train.loss_total`, `grad.<name>`, `after.<name>` (running statistics
-//! after the pass), `eval.logits`, `eval.loss`, and for an LSTM `initial.*`, `mask.*`, `hidden.*` and `eval.hidden.*`. Its
-//! metadata say which `model` with which `config` (JSON).
+//! after the pass), `eval.logits`, `eval.loss`, for an LSTM `initial.*`, `mask.*`, `hidden.*` and `eval.hidden.*`, and for a
+//! transformer `mask.*`. Its metadata say which `model` with which `config` (JSON).
+use crate::cost::memory;
+use crate::gpt::{Gpt, GptConfig};
 use crate::lstm::{LanguageModel, LstmConfig, Masks};
 use crate::ops::{Mask, cross_entropy};
+use crate::registry::Config;
+use crate::transformer;
+use crate::vit::{Vit, VitConfig};
 use crate::{Error, Loss, Mode, Model, Params, Registry, Result, Task, backward};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value};
@@ -24,6 +29,8 @@ pub struct Replayed {
     pub tensor: String,
     /// The relative error of every tensor.
     pub errors: BTreeMap<String, f64>,
+    /// The absolute error of every tensor.
+    pub differences: BTreeMap<String, f64>,
 }
 
 /// Whether a safetensors file is a record of a model.
@@ -49,45 +56,76 @@ pub fn replay_on(
     let weights = record.under("state.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
     let mut found: BTreeMap<String, Tensor> = BTreeMap::new();
 
-    let (loss, eval) = if record.model == "lstm" {
-        let vocab = record.size("vocab")?;
-        let config: LstmConfig = serde_json::from_value(Value::Object(record.config.clone()))
-            .map_err(|e| record.refuse(e.to_string()))?;
-        let mut model = LanguageModel::new(config, vocab, vb)?;
-        params.set(&weights)?;
-        let initial: Vec<_> =
-            record.under("initial.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
-        model.set_carry(&initial)?;
-        let hidden = model.hidden(record.get("input")?, &record.masks()?)?;
-        found.insert("train.logits".into(), model.decode(&hidden.dropped)?);
-        found.extend(model.carry().into_iter().map(|(name, t)| (format!("hidden.{name}"), t)));
-        let loss = model.loss_of(&hidden, record.get("target")?, true)?;
-        model.set_carry(&initial)?;
-        let hidden = model.hidden(record.get("input")?, &Masks::default())?;
-        found.extend(model.carry().into_iter().map(|(name, t)| (format!("eval.hidden.{name}"), t)));
-        let eval = Loss {
-            logits: Some(model.decode(&hidden.dropped)?),
-            ..model.loss_of(&hidden, record.get("target")?, false)?
-        };
-        (loss, eval)
-    } else {
-        let registry = Registry::builtin();
-        let entry = registry.get(&record.model)?;
-        let mut model = entry.build(&Value::Object(record.config.clone()), record.task()?, vb)?;
-        params.set(&weights)?;
-        let input = record.get("input")?;
-        let input =
-            if input.rank() == 4 { input.permute((0, 2, 3, 1))?.contiguous()? } else { input.clone() };
-        let mut pass = |mode| -> Result<Loss> {
-            let logits = model.logits(&input, mode)?;
-            let nll = cross_entropy(&logits, record.get("target")?, &Default::default())?;
-            Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
-        };
-        let loss = pass(Mode::Train { seed: 0, step: 0 })?;
-        found.extend(loss.logits.clone().map(|logits| ("train.logits".into(), logits)));
-        let after = params.vars().into_iter().map(|(name, var)| Ok((format!("after.{name}"), var.copy()?)));
-        found.extend(after.collect::<Result<Vec<_>>>()?);
-        (loss, pass(Mode::Eval)?)
+    let train = Mode::Train { seed: 0, step: 0 };
+    let (loss, eval) = match record.model.as_str() {
+        "lstm" => {
+            let vocab = record.size("vocab")?;
+            let mut model = LanguageModel::new(record.read::<LstmConfig>()?, vocab, vb)?;
+            params.set(&weights)?;
+            let initial: Vec<_> =
+                record.under("initial.").map(|(name, t)| (name.to_owned(), t.clone())).collect();
+            model.set_carry(&initial)?;
+            let hidden = model.hidden(record.get("input")?, &record.masks()?)?;
+            found.insert("train.logits".into(), model.decode(&hidden.dropped)?);
+            found.extend(model.carry().into_iter().map(|(name, t)| (format!("hidden.{name}"), t)));
+            let loss = model.loss_of(&hidden, record.get("target")?, true)?;
+            model.set_carry(&initial)?;
+            let hidden = model.hidden(record.get("input")?, &Masks::default())?;
+            found.extend(model.carry().into_iter().map(|(name, t)| (format!("eval.hidden.{name}"), t)));
+            let eval = Loss {
+                logits: Some(model.decode(&hidden.dropped)?),
+                ..model.loss_of(&hidden, record.get("target")?, false)?
+            };
+            (loss, eval)
+        }
+        "gpt" => {
+            let vocab = record.size("vocab")?;
+            let config = record.read::<GptConfig>()?;
+            config.cost(Task::Tokens { vocab })?.check("gpt", "emb", memory())?;
+            let mut model = Gpt::new(config, vocab, vb)?;
+            params.set(&weights)?;
+            let mut pass = |masks: &transformer::Masks, mode| -> Result<Loss> {
+                let hidden = model.hidden(record.get("input")?, masks, mode)?;
+                let logits = Some(model.decode(&hidden, mode)?);
+                Ok(Loss { logits, ..model.loss_of(&hidden, record.get("target")?, mode)? })
+            };
+            let loss = pass(&record.residual_masks()?, train)?;
+            found.extend(loss.logits.clone().map(|logits| ("train.logits".into(), logits)));
+            (loss, pass(&transformer::Masks::default(), Mode::Eval)?)
+        }
+        "vit" => {
+            let (config, task) = (record.read::<VitConfig>()?, record.task()?);
+            config.cost(task)?.check("vit", "emb", memory())?;
+            let model = Vit::new(config, task, vb)?;
+            params.set(&weights)?;
+            let input = record.images()?;
+            let pass = |masks: &transformer::Masks, mode| -> Result<Loss> {
+                let logits = model.forward(&input, masks, mode)?;
+                let nll = cross_entropy(&logits, record.get("target")?, &Default::default())?;
+                Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+            };
+            let loss = pass(&record.residual_masks()?, train)?;
+            found.extend(loss.logits.clone().map(|logits| ("train.logits".into(), logits)));
+            (loss, pass(&transformer::Masks::default(), Mode::Eval)?)
+        }
+        name => {
+            let registry = Registry::builtin();
+            let entry = registry.get(name)?;
+            let mut model = entry.build(&Value::Object(record.config.clone()), record.task()?, vb)?;
+            params.set(&weights)?;
+            let input = record.images()?;
+            let mut pass = |mode| -> Result<Loss> {
+                let logits = model.logits(&input, mode)?;
+                let nll = cross_entropy(&logits, record.get("target")?, &Default::default())?;
+                Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+            };
+            let loss = pass(train)?;
+            found.extend(loss.logits.clone().map(|logits| ("train.logits".into(), logits)));
+            let after =
+                params.vars().into_iter().map(|(name, var)| Ok((format!("after.{name}"), var.copy()?)));
+            found.extend(after.collect::<Result<Vec<_>>>()?);
+            (loss, pass(Mode::Eval)?)
+        }
     };
 
     let grads = backward(&loss.total)?;
@@ -114,8 +152,15 @@ struct Record {
 }
 
 /// Keys of a record's configuration that are no hyperparameters of the model.
-const OF_THE_DATA: [&str; 9] =
-    ["batch", "image", "in_channels", "num_classes", "seq", "vocab", "carry", "sizes", "activation"];
+fn of_the_data(model: &str) -> &'static [&'static str] {
+    match model {
+        "gpt" => &["batch", "time", "vocab", "head_dim", "init", "rope_pairing"],
+        "vit" => &["batch", "image", "in_channels", "num_classes", "head_dim", "init", "names", "norm"],
+        _ => {
+            &["batch", "image", "in_channels", "num_classes", "seq", "vocab", "carry", "sizes", "activation"]
+        }
+    }
+}
 
 fn metadata(bytes: &[u8]) -> Result<HashMap<String, String>> {
     let damaged = |message: String| Error::Config { model: "record".into(), key: None, message };
@@ -133,7 +178,23 @@ impl Record {
         let all: Map<String, Value> = serde_json::from_str(entry("config")?)
             .map_err(|e| refuse(format!("`config`: expected a JSON object: {e}")))?;
         let (sizes, mut config): (Map<_, _>, Map<_, _>) =
-            all.into_iter().partition(|(key, _)| OF_THE_DATA.contains(&key.as_str()));
+            all.into_iter().partition(|(key, _)| of_the_data(&model).contains(&key.as_str()));
+        if matches!(model.as_str(), "gpt" | "vit") {
+            // What a network has not is null there.
+            config.retain(|_, value| !value.is_null());
+            for (key, known) in [("rope_pairing", "half_split"), ("names", "timm"), ("norm", "layernorm")] {
+                if let Some(found) = sizes.get(key).filter(|value| !value.is_null() && *value != known) {
+                    return Err(refuse(format!("`{key}`: expected `{known}`, found {found}")));
+                }
+            }
+            let number = |map: &Map<String, Value>, key: &str| map.get(key).and_then(Value::as_u64);
+            if let (Some(emb), Some(heads), Some(size)) =
+                (number(&config, "emb"), number(&config, "heads"), number(&sizes, "head_dim"))
+                && heads.checked_mul(size) != Some(emb)
+            {
+                return Err(refuse(format!("`head_dim`: expected emb / heads, found {size}")));
+            }
+        }
         if let ("mlp", Some([_, hidden @ .., _])) =
             (model.as_str(), sizes.get("sizes").and_then(Value::as_array).map(Vec::as_slice))
         {
@@ -146,6 +207,29 @@ impl Record {
             *tensor = tensor.to_dtype(dtype)?.to_device(device)?;
         }
         Ok(Self { model, config, sizes, tensors })
+    }
+
+    /// The configuration of a network that is built by its own type.
+    fn read<C: serde::de::DeserializeOwned>(&self) -> Result<C> {
+        serde_json::from_value(Value::Object(self.config.clone())).map_err(|e| self.refuse(e.to_string()))
+    }
+
+    /// The input, with the channels of a pixel side by side.
+    fn images(&self) -> Result<Tensor> {
+        let input = self.get("input")?;
+        Ok(if input.rank() == 4 { input.permute((0, 2, 3, 1))?.contiguous()? } else { input.clone() })
+    }
+
+    /// The masks of a transformer.
+    fn residual_masks(&self) -> Result<transformer::Masks> {
+        let mask = |name: String| self.tensors.get(&name).map(Mask::from_tensor).transpose();
+        let layers = self.config.get("layers").and_then(Value::as_u64).unwrap_or_default();
+        let of_block = |i| Ok([mask(format!("mask.resid.{i}.attn"))?, mask(format!("mask.resid.{i}.mlp"))?]);
+        Ok(transformer::Masks {
+            embedding: mask("mask.embedding".into())?,
+            resid: (0..layers).map(of_block).collect::<Result<_>>()?,
+            attention: Vec::new(),
+        })
     }
 
     fn refuse(&self, message: String) -> Error {
@@ -216,7 +300,7 @@ impl Record {
         let mut names: Vec<&String> =
             self.tensors.keys().filter(|name| results.iter().any(|r| name.starts_with(r))).collect();
         names.sort_unstable();
-        let mut errors = BTreeMap::new();
+        let (mut errors, mut differences) = (BTreeMap::new(), BTreeMap::new());
         let (mut max_abs_error, mut max_rel_error, mut tensor) = (0f64, -1f64, String::new());
         for name in names {
             let expected = self.get(name)?;
@@ -240,10 +324,11 @@ impl Record {
                 (max_rel_error, tensor) = (relative, name.clone());
             }
             errors.insert(name.clone(), relative);
+            differences.insert(name.clone(), error);
         }
         if errors.is_empty() {
             return Err(self.refuse("the record has no results to compare with".into()));
         }
-        Ok(Replayed { name: self.model.clone(), max_abs_error, max_rel_error, tensor, errors })
+        Ok(Replayed { name: self.model.clone(), max_abs_error, max_rel_error, tensor, errors, differences })
     }
 }

@@ -85,6 +85,11 @@ impl<'a> Graph<'a> {
         name.to_owned()
     }
 
+    /// A single integer.
+    pub fn scalar(&mut self, name: &str, number: i64) {
+        self.initializers.push(tensor(name, &[], INT64, &number.to_le_bytes()));
+    }
+
     pub fn input(&mut self, name: &str, kind: i64, shape: &[Size]) -> String {
         self.inputs.push(value(name, kind, shape));
         name.to_owned()

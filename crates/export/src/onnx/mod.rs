@@ -5,10 +5,13 @@
 //! | for images | `images`: float \[n, channels, rows, columns\], normalised | `logits`: \[n, classes\] |
 //! | LSTM | `tokens`: int64 \[steps, batch\]; `h.<l>`, `c.<l>`: \[1, batch, units\] of each layer | `logits`: \[steps, batch, vocabulary\]; `h.<l>.after`, `c.<l>.after` |
 //!
+//! | GPT | `tokens`: int64 \[batch, tokens\] | `logits`: \[batch, tokens, vocabulary\] |
+//!
 //! Parameters keep their names, but for those of an LSTM, whose gates stand in another order in ONNX.
 mod graph;
 mod nets;
 mod proto;
+mod transformers;
 
 use crate::{Error, Network, Result};
 use proto::Message;
@@ -21,7 +24,7 @@ pub const OPSETS: std::ops::RangeInclusive<u16> = 13..=21;
 pub const DEFAULT_OPSET: u16 = 17;
 
 /// A protobuf message has less than 2³¹ bytes; so much is left for what is not numbers.
-const MOST_BYTES: usize = (1 << 31) - (1 << 24);
+pub(crate) const MOST_BYTES: usize = (1 << 31) - (1 << 24);
 
 /// The bytes of an ONNX file of this opset, with text about it.
 pub fn onnx(network: &Network, opset: u16, metadata: &[(String, String)]) -> Result<Vec<u8>> {

@@ -1,6 +1,7 @@
 //! The networks as graphs. Sizes come from the weights, strides and the order of layers from the configuration.
 use super::graph::{Attribute, FLOAT, Graph, INT64, Size};
 use super::proto::Message;
+use super::transformers;
 use crate::{Error, Network, Result};
 use taper_models::airbench::AirbenchConfig;
 use taper_models::densenet::DenseNetConfig;
@@ -39,6 +40,15 @@ pub fn graph(network: &Network) -> Result<Message> {
             lstm(&mut graph, network, config)?;
             "lstm"
         }
+        Architecture::Gpt(config) => {
+            transformers::gpt(&mut graph, network, config)?;
+            "gpt"
+        }
+        Architecture::Vit(config) => {
+            let images = images(&mut graph, network)?;
+            transformers::vit(&mut graph, network, config, &images)?;
+            "vit"
+        }
         _ => {
             let reason = "it is of a kind that is not written down here; safetensors has its weights".into();
             return Err(Error::Unsupported { form: "ONNX", reason });
@@ -55,7 +65,7 @@ fn images(graph: &mut Graph, network: &Network) -> Result<String> {
     Ok(graph.input("images", FLOAT, &sizes))
 }
 
-fn linear(graph: &mut Graph, x: &str, layer: &str, name: &str) -> Result<String> {
+pub(super) fn linear(graph: &mut Graph, x: &str, layer: &str, name: &str) -> Result<String> {
     let (weight, bias) = (graph.weight(&format!("{layer}.weight"))?, graph.weight(&format!("{layer}.bias"))?);
     Ok(graph.node("Gemm", &[x, &weight, &bias], &[("transB", Attribute::Int(1))], name))
 }
@@ -194,8 +204,15 @@ fn densenet(graph: &mut Graph, network: &Network, config: &DenseNetConfig, image
     head(graph, &x)
 }
 
+/// What [`gelu`] takes.
+pub(super) fn gelu_constants(graph: &mut Graph) {
+    for (name, value) in [("root_half", std::f32::consts::FRAC_1_SQRT_2), ("one", 1.0), ("half", 0.5)] {
+        graph.constant(name, &[], &[value]);
+    }
+}
+
 /// x Φ(x), of operators that every opset has.
-fn gelu(graph: &mut Graph, x: &str) -> String {
+pub(super) fn gelu(graph: &mut Graph, x: &str) -> String {
     let scaled = graph.node("Mul", &[x, "root_half"], &[], &format!("{x}.scaled"));
     let erf = graph.node("Erf", &[&scaled], &[], &format!("{x}.erf"));
     let twice = graph.node("Add", &[&erf, "one"], &[], &format!("{x}.twice"));
@@ -204,9 +221,7 @@ fn gelu(graph: &mut Graph, x: &str) -> String {
 }
 
 fn airbench(graph: &mut Graph, network: &Network, config: &AirbenchConfig, images: &str) -> Result<()> {
-    for (name, value) in [("root_half", std::f32::consts::FRAC_1_SQRT_2), ("one", 1.0), ("half", 0.5)] {
-        graph.constant(name, &[], &[value]);
-    }
+    gelu_constants(graph);
     let (weight, bias) = (graph.weight("whiten.weight")?, graph.weight("whiten.bias")?);
     let size = config.whiten_kernel;
     let attributes = [("kernel_shape", Attribute::Ints(&[size, size]))];

@@ -4,6 +4,7 @@
 use crate::{Error, Network, Result};
 use serde_json::{Value, json};
 use taper_models::Task;
+use taper_models::gpt::Names;
 use taper_models::registry::Architecture;
 
 /// The text of the module; `about` are constants that say where the network came from.
@@ -44,6 +45,46 @@ pub fn pytorch(network: &Network, about: &[(String, String)]) -> Result<String> 
                 ("HIDDEN", json!(config.hidden)),
             ],
         ),
+        Architecture::Gpt(config) => (
+            match config.names {
+                Names::NanoGpt => concat!(include_str!("transformer.py"), include_str!("gpt.py")),
+                Names::Llama => concat!(include_str!("transformer.py"), include_str!("llama.py")),
+            },
+            vec![
+                ("LAYERS", json!(config.layers)),
+                ("HEADS", json!(config.heads)),
+                ("KV_HEADS", json!(config.kv_heads.unwrap_or(config.heads))),
+                ("EMB", json!(config.emb)),
+                ("HIDDEN", json!(config.width())),
+                ("BLOCK", json!(config.block)),
+                ("BIAS", json!(config.bias)),
+                ("NORM", json!(config.norm)),
+                ("NORM_EPS", json!(config.norm_eps)),
+                ("POSITIONS", json!(config.positions)),
+                ("ROPE_THETA", json!(config.rope_theta)),
+                ("ACTIVATION", json!(config.activation)),
+                ("TIED", json!(config.tied)),
+            ],
+        ),
+        Architecture::Vit(config) => (
+            concat!(include_str!("transformer.py"), include_str!("vit.py")),
+            vec![
+                ("PATCH", json!(config.patch)),
+                ("LAYERS", json!(config.layers)),
+                ("HEADS", json!(config.heads)),
+                ("KV_HEADS", json!(config.heads)),
+                ("EMB", json!(config.emb)),
+                ("HIDDEN", json!(config.width())),
+                ("QKV_BIAS", json!(config.qkv_bias)),
+                ("CLASS_TOKEN", json!(config.class_token)),
+                ("GLOBAL_POOL", json!(config.global_pool)),
+                ("FC_NORM", json!(config.norm_comes_last())),
+                ("NORM", json!("layernorm")),
+                ("NORM_EPS", json!(config.norm_eps)),
+                ("POSITIONS", json!("learned")),
+                ("ACTIVATION", json!(config.activation)),
+            ],
+        ),
         _ => {
             let reason = "it is of a kind that is not written down here; safetensors has its weights".into();
             return Err(Error::Unsupported { form: "a PyTorch module", reason });
@@ -58,10 +99,18 @@ pub fn pytorch(network: &Network, about: &[(String, String)]) -> Result<String> 
             let sizes = [("CHANNELS", channels), ("ROWS", height), ("COLUMNS", width), ("CLASSES", classes)];
             (usage, sizes.to_vec())
         }
-        Task::Tokens { vocab } => (
-            "logits, states = net(tokens)  # integers [steps, batch]".to_owned(),
-            vec![("VOCABULARY", vocab)],
-        ),
+        Task::Tokens { vocab } => {
+            let usage = match &network.architecture {
+                Architecture::Gpt(config) => {
+                    format!(
+                        "logits = net(tokens)  # integers [batch, tokens], at most {} tokens",
+                        config.block
+                    )
+                }
+                _ => "logits, states = net(tokens)  # integers [steps, batch]".to_owned(),
+            };
+            (usage, vec![("VOCABULARY", vocab)])
+        }
     };
     let mut text = format!(
         "\"\"\"A network that Taper trained, for PyTorch, as it is evaluated.\n\n    net = load()  # strictly, from the file of \
@@ -87,6 +136,7 @@ pub fn pytorch(network: &Network, about: &[(String, String)]) -> Result<String> 
 fn literal(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(literal).collect::<Vec<_>>().join(", ")),
+        Value::Bool(value) => if *value { "True" } else { "False" }.to_owned(),
         value => value.to_string(),
     }
 }

@@ -184,6 +184,10 @@ unsafe fn begin<E: Real>(
                         step => (0..columns).for_each(|j| *to.add(j) = factor * *from.add(j * step)),
                     }
                 }
+                Start::Plus(d, row) => {
+                    let (from, row) = (d.at(i, j0), &row[j0..j0 + columns]);
+                    row.iter().enumerate().for_each(|(j, b)| *to.add(j) = *from.add(j * d.cs) + *b);
+                }
             }
         }
     }

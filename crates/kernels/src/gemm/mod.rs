@@ -72,6 +72,8 @@ pub enum Start<'a, T> {
     Row(&'a [T]),
     /// A factor times a matrix.
     Times(T, Mat<'a, T>),
+    /// A matrix and, for every row of it, this one: a residual and a bias.
+    Plus(Mat<'a, T>, &'a [T]),
 }
 
 /// C = A B (`add` false) or C += A B, with C row-major, rows `ldc` apart.
@@ -79,7 +81,21 @@ pub enum Start<'a, T> {
 /// # Panics
 /// If the shapes do not fit or `c` is too short.
 pub fn gemm<T: Real>(by: impl Into<Arithmetic>, a: Mat<T>, b: Mat<T>, c: &mut [T], ldc: usize, add: bool) {
-    let start = if add { Start::Old } else { Start::Zero };
+    gemm_from(by, a, b, c, ldc, if add { Start::Old } else { Start::Zero });
+}
+
+/// C = A B and what it is added to, with C row-major, rows `ldc` apart.
+///
+/// # Panics
+/// If the shapes do not fit or `c` is too short.
+pub fn gemm_from<T: Real>(
+    by: impl Into<Arithmetic>,
+    a: Mat<T>,
+    b: Mat<T>,
+    c: &mut [T],
+    ldc: usize,
+    start: Start<T>,
+) {
     let (m, n) = (a.rows, b.cols);
     assert!(ldc >= n && (m == 0 || n == 0 || c.len() >= (m - 1) * ldc + n), "result beyond its slice");
     // SAFETY: the extent of `c` has been checked, and it is borrowed mutably, so it overlaps neither operand.
@@ -180,6 +196,9 @@ unsafe fn multiply<T: Real>(
     match start {
         Start::Row(row) => assert_eq!(row.len(), b.cols, "length of the row to start from"),
         Start::Times(_, d) => assert_eq!((d.rows, d.cols), (a.rows, b.cols), "matrix to start from"),
+        Start::Plus(d, row) => {
+            assert_eq!((d.rows, d.cols, row.len()), (a.rows, b.cols, b.cols), "matrix to start from");
+        }
         Start::Zero | Start::Old => {}
     }
     if a.rows == 0 || b.cols == 0 {

@@ -19,7 +19,7 @@ impl Case {
     /// All transposes and starts of a shape.
     fn all(sizes: (usize, usize, usize)) -> impl Iterator<Item = Self> {
         let transposed = |way: usize| [way & 1 > 0, way & 2 > 0];
-        (0..16).map(move |way| Self { sizes, transposed: transposed(way), start: way / 4 })
+        (0..20).map(move |way| Self { sizes, transposed: transposed(way), start: way / 4 })
     }
 
     /// Multiplies with those limits into a matrix with gaps, and hands over the result and what it was before.
@@ -49,7 +49,8 @@ impl Case {
             0 => Start::Zero,
             1 => Start::Old,
             2 => Start::Row(&row),
-            _ => Start::Times(T::from_f64(0.5), Mat::new(&other, m, n)),
+            3 => Start::Times(T::from_f64(0.5), Mat::new(&other, m, n)),
+            _ => Start::Plus(Mat::new(&other, m, n), &row),
         };
         let old: Vec<T> = match self.start {
             1 => numbers(m * (n + 3), 3),
@@ -81,7 +82,8 @@ impl Case {
                     0 => 0.0,
                     1 => old,
                     2 => row[j].to_f64(),
-                    _ => 0.5 * other[i * n + j].to_f64(),
+                    3 => 0.5 * other[i * n + j].to_f64(),
+                    _ => other[i * n + j].to_f64() + row[j].to_f64(),
                 };
                 let term = |p: usize| {
                     let x = if ta { a[p * m + i] } else { a[i * k + p] }.to_f64();

@@ -40,23 +40,10 @@ impl Mask {
         }
         let shape = shape.into();
         let _span = op_span!(OP, "forward", 0, "mask of {}", shape.elem_count());
-        // An element is dropped if its 32 bits lie below p·2³²; half a draw each.
-        let below = (p * 2f64.powi(32)).round() as u32;
         let mut keep = vec![0; shape.elem_count()];
-        keep.par_chunks_mut(CHUNK).enumerate().for_each(|(i, keep)| {
-            let first = first + i * CHUNK;
-            let mut rng = rng.clone().at(first as u64 / 2);
-            if first % 2 == 1 {
-                rng.fill_bytes(&mut [0; 4]);
-            }
-            let mut bytes = [0; 4096];
-            for keep in keep.chunks_mut(bytes.len() / 4) {
-                rng.fill_bytes(&mut bytes);
-                for (keep, word) in keep.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *keep = u8::from(u32::from_le_bytes(*word) >= below);
-                }
-            }
-        });
+        keep.par_chunks_mut(CHUNK)
+            .enumerate()
+            .for_each(|(i, keep)| draw_keep(&rng, p, first + i * CHUNK, keep));
         Ok(Self { keep: Arc::new(keep), scale: 1.0 / (1.0 - p), shape })
     }
 
@@ -80,6 +67,11 @@ impl Mask {
         Ok(keep.to_dtype(dtype)?.affine(self.scale, 0.0)?)
     }
 
+    /// The same elements in another shape of as many.
+    pub(crate) fn reshaped(&self, shape: impl Into<Shape>) -> Self {
+        Self { shape: shape.into(), ..self.clone() }
+    }
+
     /// The shape it was drawn for.
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -93,6 +85,23 @@ impl Mask {
     /// The factor of what is kept.
     pub(crate) fn scale(&self) -> f64 {
         self.scale
+    }
+}
+
+/// Elements `first`, `first` + 1, … of a mask: 1 where one is kept.
+pub(super) fn draw_keep(rng: &Rng, p: f64, first: usize, keep: &mut [u8]) {
+    // An element is dropped if its 32 bits lie below p·2³²; half a draw each.
+    let below = (p * 2f64.powi(32)).round() as u32;
+    let mut rng = rng.clone().at(first as u64 / 2);
+    if first % 2 == 1 {
+        rng.fill_bytes(&mut [0; 4]);
+    }
+    let mut bytes = [0; 4096];
+    for keep in keep.chunks_mut(bytes.len() / 4) {
+        rng.fill_bytes(&mut bytes[..4 * keep.len()]);
+        for (keep, word) in keep.iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *keep = u8::from(u32::from_le_bytes(*word) >= below);
+        }
     }
 }
 

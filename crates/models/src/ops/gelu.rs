@@ -1,6 +1,6 @@
 //! Gaussian error linear units.
 use super::feature_map::{Element, FeatureMap, Host, dispatch};
-use super::{dtype_error, isa, slice, tensor, with_slice};
+use super::{Gelu, dtype_error, isa, slice, tensor, with_slice};
 use crate::kernels::{Buf, gelu as kernel};
 use crate::{Result, op_span};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
@@ -12,15 +12,20 @@ const OP: &str = "gelu";
 ///
 /// On devices other than the CPU it is composed of candle's erf; candle's own op has six digits of the density in its gradient.
 pub fn gelu(x: &FeatureMap) -> Result<FeatureMap> {
-    dispatch!(x, x => forward(x), t => Ok(FeatureMap::Composed(composed(t)?)))
+    dispatch!(x, x => forward(x), t => Ok(FeatureMap::Composed(composed(t, Gelu::Exact)?)))
 }
 
 /// The same of a tensor of any shape, in f32 or f64.
 pub fn gelu_tensor(x: &Tensor) -> Result<Tensor> {
+    gelu_of(x, Gelu::Exact)
+}
+
+/// The same, or its approximation by tanh.
+pub(super) fn gelu_of(x: &Tensor, which: Gelu) -> Result<Tensor> {
     match (x.device().is_cpu(), x.dtype()) {
-        (true, DType::F32 | DType::F64) => Ok(x.contiguous()?.apply_op1(Gelu)?),
+        (true, DType::F32 | DType::F64) => Ok(x.contiguous()?.apply_op1(OnTensor(which))?),
         (true, found) => Err(dtype_error(OP, "f32 or f64", found)),
-        (false, _) => Ok(composed(x)?),
+        (false, _) => Ok(composed(x, which)?),
     }
 }
 
@@ -28,12 +33,12 @@ fn forward<T: Element>(x: &Host<T>) -> Result<FeatureMap> {
     let isa = isa()?;
     let span = op_span!(OP, "forward", 0);
     let mut y = Buf::dirty(x.data.len());
-    kernel::forward(isa, &x.data, &mut y);
+    kernel::forward(isa, Gelu::Exact, &x.data, &mut y);
     drop(span);
     let (input, dx) = (x.data.clone(), x.grad.clone());
     let y = Host::record(OP, (x.dims, Arc::new(y)), &x.handle, &[], move |mut dy| {
         let _span = op_span!(OP, "backward", 0);
-        kernel::backward(isa, &input, &mut dy);
+        kernel::backward(isa, Gelu::Exact, &input, &mut dy);
         dx.add(dy);
         Ok([None, None])
     })?;
@@ -41,45 +46,51 @@ fn forward<T: Element>(x: &Host<T>) -> Result<FeatureMap> {
 }
 
 /// On tensors of the CPU.
-struct Gelu;
+struct OnTensor(Gelu);
 
-impl CustomOp1 for Gelu {
+impl CustomOp1 for OnTensor {
     fn name(&self) -> &'static str {
         OP
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        fn run<T: Element>(x: &CpuStorage, layout: &Layout) -> candle_core::Result<CpuStorage> {
+        fn run<T: Element>(which: Gelu, x: &CpuStorage, layout: &Layout) -> candle_core::Result<CpuStorage> {
             let (x, isa) = (slice::<T>(x, layout)?, isa()?);
             let mut y = vec![T::ZERO; x.len()];
-            kernel::forward(isa, x, &mut y);
+            kernel::forward(isa, which, x, &mut y);
             Ok(T::store(y))
         }
         let _span = op_span!(OP, "forward", 0);
         let y = match x {
-            CpuStorage::F64(_) => run::<f64>(x, layout),
-            _ => run::<f32>(x, layout),
+            CpuStorage::F64(_) => run::<f64>(self.0, x, layout),
+            _ => run::<f32>(self.0, x, layout),
         };
         Ok((y?, layout.shape().clone()))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, dy: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        fn run<T: Element>(x: &Tensor, dy: &Tensor) -> candle_core::Result<Tensor> {
+        fn run<T: Element>(which: Gelu, x: &Tensor, dy: &Tensor) -> candle_core::Result<Tensor> {
             let (mut dx, isa) = (with_slice(dy, |dy: &[T]| dy.to_vec())?, isa()?);
-            with_slice(x, |x: &[T]| kernel::backward(isa, x, &mut dx))?;
+            with_slice(x, |x: &[T]| kernel::backward(isa, which, x, &mut dx))?;
             tensor(dx, x.shape())
         }
         let _span = op_span!(OP, "backward", 0);
         match x.dtype() {
-            DType::F64 => run::<f64>(x, dy),
-            _ => run::<f32>(x, dy),
+            DType::F64 => run::<f64>(self.0, x, dy),
+            _ => run::<f32>(self.0, x, dy),
         }
         .map(Some)
     }
 }
 
 /// The same from candle's ops, for other devices.
-fn composed(x: &Tensor) -> candle_core::Result<Tensor> {
-    let twice = ((x * std::f64::consts::FRAC_1_SQRT_2)?.erf()? + 1.0)?;
+fn composed(x: &Tensor, which: Gelu) -> candle_core::Result<Tensor> {
+    let twice = match which {
+        Gelu::Exact => ((x * std::f64::consts::FRAC_1_SQRT_2)?.erf()? + 1.0)?,
+        Gelu::Tanh => {
+            let u = ((x + ((x.sqr()? * x)? * 0.044_715)?)? * (2.0 / std::f64::consts::PI).sqrt())?;
+            (u.tanh()? + 1.0)?
+        }
+    };
     (x * twice)? * 0.5
 }

@@ -5,6 +5,7 @@
 //! own where those are right; each op's documentation says so.
 mod activity;
 mod add;
+mod attention;
 mod batch_norm;
 mod bundle;
 mod conv2d;
@@ -16,15 +17,22 @@ mod gelu;
 mod graph;
 mod linear;
 mod linear_cross_entropy;
+mod linear_features;
 mod lstm;
+mod norm;
 mod pool;
 mod precision;
 mod relu;
+mod rotary;
+mod swiglu;
+mod tokens;
 
 pub use crate::kernels::Activation;
 pub use crate::kernels::conv::Algorithm;
+pub use crate::kernels::gelu::Gelu;
 pub use activity::{mean_square, mean_square_change};
 pub use add::add;
+pub use attention::{Attention, Qkv, ShareDropout, attention};
 pub use batch_norm::{BatchNorm, Features, Joined, ScaleInit, Statistics, batch_norm, batch_norm_features};
 pub use conv2d::{Conv2d, Precision, conv2d};
 pub use cross_entropy::{CrossEntropy, cross_entropy};
@@ -34,10 +42,15 @@ pub use feature_map::{FeatureMap, Host};
 pub use gelu::{gelu, gelu_tensor};
 pub use linear::linear;
 pub use linear_cross_entropy::linear_cross_entropy;
+pub use linear_features::{linear_features, linear_residual};
 pub use lstm::{LstmState, LstmWeights, lstm};
+pub use norm::{Norm, norm};
 pub use pool::{Window, avg_pool2d, global_avg_pool, global_max_pool, max_pool2d};
 pub use precision::{Operands, multiplies_bf16, with_operands};
 pub use relu::relu;
+pub use rotary::{Angles, rotary};
+pub use swiglu::swiglu;
+pub use tokens::{assemble, embed, mean_of_tokens};
 
 pub(crate) use precision::arithmetic;
 

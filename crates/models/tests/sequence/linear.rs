@@ -112,16 +112,17 @@ fn fused_with_cross_entropy_it_is_the_composition() -> Result<()> {
         let count: usize = lead.iter().product();
         let targets: Vec<i64> = (0..count).map(|i| if i == 1 { -1 } else { (i * 5 % n) as i64 }).collect();
         let targets = Tensor::from_vec(targets, lead, &Device::Cpu)?;
-        let fused = || linear_cross_entropy(&x, &w, &b, &targets, &options);
+        let fused = || linear_cross_entropy(&x, &w, Some(&b), &targets, &options);
         let logits = linear(&x, &w, Some(&b), Activation::None)?.reshape((count, n))?;
         let apart = cross_entropy(&logits, &targets.flatten_all()?, &options)?;
         assert!((fused()?.to_scalar::<f64>()? - apart.to_scalar::<f64>()?).abs() < 1e-14);
         check_gradients("fused", &[&x, &w, &b], || Ok((fused()? * 3.0)?));
     }
     let (x, w, b) = operands("fused", &[2], 3, 4);
-    let class = |c: i64| linear_cross_entropy(&x, &w, &b, &Tensor::new(&[0, c], &Device::Cpu)?, &options);
+    let class =
+        |c: i64| linear_cross_entropy(&x, &w, Some(&b), &Tensor::new(&[0, c], &Device::Cpu)?, &options);
     assert!(matches!(class(4), Err(Error::Index { index: 4, position: 1, bound: 4, .. })));
     let few = Tensor::new(&[0i64], &Device::Cpu)?;
-    assert!(matches!(linear_cross_entropy(&x, &w, &b, &few, &options), Err(Error::Shape { .. })));
+    assert!(matches!(linear_cross_entropy(&x, &w, Some(&b), &few, &options), Err(Error::Shape { .. })));
     Ok(())
 }

@@ -151,6 +151,8 @@ const SUITES: &[Suite] = &[
     ("airbench-step", step::airbench),
     ("lstm1-step", step::lstm1),
     ("lstm3-step", step::lstm3),
+    ("gpt-step", step::gpt),
+    ("vit-step", step::vit),
     ("optim", optim::cases),
     ("input", input::cases),
     ("mnist-epoch", epoch::cases),

@@ -112,7 +112,9 @@ def gemm(task):
 def training(net, loss, lr, name="adam"):
     """A training step: gradients start as None, the optimizer is fused and has what is trained."""
     params = [param for param in net.parameters() if param.requires_grad]
-    if name == "nag":
+    if name == "adamw":
+        optimizer = torch.optim.AdamW(params, lr=lr, fused=True)
+    elif name == "nag":
         optimizer = torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=True, fused=True)
     else:
         optimizer = torch.optim.Adam(params, lr=lr, fused=True)
@@ -132,6 +134,69 @@ class Mlp(nn.Sequential):
         widths = [784, *hidden, 10]
         layers = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
         super().__init__(nn.Flatten(), *layers[:-1])
+
+
+class Attention(nn.Module):
+    def __init__(self, emb, heads, bias, causal):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(emb, 3 * emb, bias=bias), nn.Linear(emb, emb, bias=bias)
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(2, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, emb, heads, bias, causal, eps):
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(emb, eps=eps, bias=bias) for _ in range(2))
+        self.attn = Attention(emb, heads, bias, causal)
+        self.fc1, self.fc2 = nn.Linear(emb, 4 * emb, bias=bias), nn.Linear(4 * emb, emb, bias=bias)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A transformer for text, without biases, its head tied to the embedding."""
+
+    def __init__(self, layers, heads, emb, block, vocab):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocab, emb), nn.Embedding(block, emb)
+        self.blocks = nn.ModuleList(Block(emb, heads, False, True, 1e-5) for _ in range(layers))
+        self.norm = nn.LayerNorm(emb, bias=False)
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def loss(self, tokens, target):
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+class Vit(nn.Module):
+    """A transformer for images of 32 x 32, with a class token."""
+
+    def __init__(self, layers, heads, emb, patch):
+        super().__init__()
+        self.patches = nn.Conv2d(3, emb, patch, patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, emb))
+        self.places = nn.Parameter(0.02 * torch.randn(1, (32 // patch) ** 2 + 1, emb))
+        self.blocks = nn.ModuleList(Block(emb, heads, True, False, 1e-6) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(emb, eps=1e-6), nn.Linear(emb, 10)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, 0])
 
 
 class LanguageModel(nn.Module):
@@ -171,7 +236,15 @@ def step(task):
         net = LanguageModel(config["layers"], config["hidden"], config["emb"], 10_000)
         tokens = torch.randint(10_000, (task["length"] + 1, batch))
         return training(net, lambda: net.loss(tokens[:-1], tokens[1:]), task["lr"])
+    if model == "gpt":
+        net = Gpt(config["layers"], config["heads"], config["emb"], config["block"], 65)
+        tokens = torch.randint(65, (batch, task["length"] + 1))
+        return training(net, lambda: net.loss(tokens[:, :-1], tokens[:, 1:]), task["lr"], task["optimizer"])
     target = torch.arange(batch) % 10
+    if model == "vit":
+        net = Vit(config["layers"], config["heads"], config["emb"], config["patch"])
+        x = torch.randn(batch, 3, 32, 32)
+        return training(net, lambda: F.cross_entropy(net(x), target), task["lr"], task["optimizer"])
     if model == "mlp":
         net, x = Mlp(config["hidden"]), torch.randn(batch, 28, 28)
     else:

@@ -23,7 +23,7 @@ pub struct Workload {
     pub batch: usize,
     /// Tokens of a sequence; 1 for images.
     pub length: usize,
-    /// What trains it: `adam`, or `nag`, SGD with Nesterov momentum.
+    /// What trains it: `adam`, `adamw`, or `nag`, SGD with Nesterov momentum.
     pub optimizer: &'static str,
     /// What our products multiply.
     pub operands: Operands,
@@ -56,6 +56,35 @@ impl Workload {
         let config = json!({ "layers": layers, "hidden": hidden, "emb": 400 });
         let task = Task::Tokens { vocab: 10_000 };
         Self { model: "lstm", config, task, batch, length, optimizer: "adam", operands: Operands::Full }
+    }
+
+    /// A transformer for text, without dropout and biases: layers, heads and features, tokens that it sees.
+    pub fn gpt([layers, heads, emb]: [usize; 3], block: usize, batch: usize) -> Self {
+        let config = json!({ "layers": layers, "heads": heads, "emb": emb, "block": block });
+        let task = Task::Tokens { vocab: 65 };
+        Self {
+            model: "gpt",
+            config,
+            task,
+            batch,
+            length: block,
+            optimizer: "adamw",
+            operands: Operands::Full,
+        }
+    }
+
+    /// A transformer for images, without dropout.
+    pub fn vit([layers, heads, emb]: [usize; 3], patch: usize, batch: usize) -> Self {
+        let config = json!({ "layers": layers, "heads": heads, "emb": emb, "patch": patch });
+        Self {
+            model: "vit",
+            config,
+            task: CIFAR,
+            batch,
+            length: 1,
+            optimizer: "adamw",
+            operands: Operands::Full,
+        }
     }
 
     /// The same with products of bf16: where the CPU has an instruction for them a mode of ours that may be the best.
@@ -209,4 +238,24 @@ pub fn lstm3() -> Vec<Case> {
 fn lstm(layers: usize, name: &str, stock: Option<stock::Make>) -> Vec<Case> {
     let step = Workload::lstm(layers, 1150, 20, 70);
     vec![step.clone().case(name.into(), 1, stock), step.bf16().case(format!("{name}/bf16"), 1, None)]
+}
+
+pub fn gpt() -> Vec<Case> {
+    let sizes = [
+        ("4x4x128", Workload::gpt([4, 4, 128], 64, 12), 5),
+        ("6x6x384", Workload::gpt([6, 6, 384], 256, 16), 1),
+    ];
+    sizes
+        .into_iter()
+        .flat_map(|(name, step, repeat)| both(&format!("gpt-step/{name}"), step, repeat))
+        .collect()
+}
+
+pub fn vit() -> Vec<Case> {
+    both("vit-step/6x3x192", Workload::vit([6, 3, 192], 4, 128), 1).into()
+}
+
+/// In f32 and in bf16.
+fn both(name: &str, step: Workload, repeat: u32) -> [Case; 2] {
+    [step.clone().case(name.into(), repeat, None), step.bf16().case(format!("{name}/bf16"), repeat, None)]
 }

@@ -30,6 +30,15 @@ optimizer: {name: decgd, lr: 0.05}
 train: {epochs: 2, select: val, bptt: {length: 20, half: 0.05, std: 3, min: 5}}
 ";
 
+/// A context of eight pieces, whatever the length of the text.
+const GPT: &str = "
+name: gpt
+data: {name: text, path: mine.txt, by: bpe, max_vocab: 270, batch_size: 4, eval_batch_size: 3}
+model: {name: gpt, layers: 2, heads: 2, emb: 16, block: 8}
+optimizer: {name: adamw, lr: 0.01}
+train: {epochs: 1, windows: {length: 8}}
+";
+
 fn taper(folder: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taper"));
     command
@@ -360,6 +369,37 @@ fn text_goes_on_the_same_way_with_the_same_seed() {
     refused(path, &["predict", &run, "--prompt", "w1", "--temperature", "-1"], &["temperature"]);
     refused(path, &["predict", &run, "picture.png"], &["language model"]);
     refused(path, &["eval", &run, "--out", "x.svg"], &["network for images"]);
+}
+
+#[test]
+fn a_context_goes_on_as_if_it_were_read_anew_for_every_token() {
+    let folder = scratch();
+    let path = folder.path();
+    std::fs::write(path.join("mine.txt"), "die Katze saß auf der Matte\n".repeat(60)).unwrap();
+    let by_char = ["data.by=char", "data.max_vocab=null"];
+    let llama = [by_char[0], by_char[1], "model={name: llama, kv_heads: 1}"];
+    for set in [&[][..], &by_char, &llama] {
+        let run = trained(path, GPT, set);
+        let say = |prompt: &str, tokens: usize, args: &[&str]| {
+            let tokens = tokens.to_string();
+            let args = [&["predict", &run, "--prompt", prompt, "--json", "--tokens", &tokens], args].concat();
+            let told: Value = serde_json::from_str(&prints(path, &args)).unwrap();
+            told["continuation"].as_str().unwrap().to_owned()
+        };
+        // Beyond the context, with what was read kept from one to the next; then each from all text before it, read at once. Pieces
+        // that were drawn need not be those that their text is cut into.
+        if !set.is_empty() {
+            let whole = say("die K", 12, &["--temperature", "0"]);
+            let mut anew = String::new();
+            for _ in 0..12 {
+                anew += &say(&format!("die K{anew}"), 1, &["--temperature", "0"]);
+            }
+            assert_eq!(anew, whole, "{set:?}");
+        }
+        assert_eq!(say("die", 30, &["--seed", "3"]), say("die", 30, &["--seed", "3", "--threads", "1"]));
+        assert_ne!(say("die", 30, &["--seed", "3"]), say("die", 30, &["--seed", "4"]));
+        assert_eq!(say("die", 9, &["--top-k", "1"]), say("die", 9, &["--temperature", "0"]));
+    }
 }
 
 #[test]

@@ -95,6 +95,22 @@ optimizer: {name: decgd, lr: 0.05}
 train: {epochs: 2, shards: 12, accumulate: 2, log_every: 1, select: val, windows: {length: 11}}
 ";
 
+/// Attention over windows of text, with dropout, a tied head and a decay that spares norms.
+const GPT: &str = "
+data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, test: 100, batch_size: 14, eval_batch_size: 2}
+model: {name: gpt, layers: 2, heads: 2, emb: 16, block: 12, bias: true, dropout: {embedding: 0.1, resid: 0.1, attention: 0.1}}
+optimizer: {name: adamw, lr: 0.01, no_decay: [bias, norm]}
+train: {steps: 7, shards: 12, accumulate: 2, log_every: 1, clip_norm: 1.0, windows: {length: 11}}
+";
+
+/// Attention over patches of images.
+const VIT: &str = "
+data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 13, augment: {crop_pad: 2, flip: true}}
+model: {name: vit, patch: 8, layers: 2, heads: 2, emb: 16, dropout: 0.1}
+optimizer: {name: decgdw, lr: 0.05}
+train: {epochs: 2, shards: 12, log_every: 1, label_smoothing: 0.1}
+";
+
 /// Sums over all parameters of an optimizer.
 const ADAGD: &str = "
 data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 24}
@@ -261,6 +277,12 @@ fn an_mlp_is_the_same_for_any_number_of_ranks() {
 #[test]
 fn a_resnet_is_the_same_for_any_number_of_ranks() {
     same_also_divided(RESNET, &[2, 3, 4, 6]);
+}
+
+#[test]
+fn transformers_are_the_same_for_any_number_of_ranks() {
+    same_also_divided(GPT, &[2, 4]);
+    same_also_divided(VIT, &[2, 3]);
 }
 
 #[test]

@@ -115,7 +115,12 @@ fn text(
         Some(Kind::Text) => {
             settings["data"]["batch_size"] = json!(20);
             settings["data"]["eval_batch_size"] = json!(10);
-            settings["train"]["bptt"] = json!({ "length": 35 });
+            // A network that sees a number of tokens reads windows of as many.
+            let keys = registries.check_model(model, &Map::new()).unwrap_or_default();
+            match keys.get("block").and_then(Value::as_u64) {
+                Some(block) => settings["train"]["windows"] = json!({ "length": block }),
+                None => settings["train"]["bptt"] = json!({ "length": 35 }),
+            }
         }
         // What chooses is not what is reported.
         _ => {

@@ -98,6 +98,40 @@ train:
 ",
 };
 
+/// The next word from a context: windows drawn at random, two batches a step, dropout.
+pub const GPT: Net = Net {
+    name: "gpt",
+    recipe: "
+data: {name: synthetic-text, vocab: 40, branching: 4, train: 1200, valid: 100, test: 100, batch_size: 4, eval_batch_size: 2}
+model: {name: gpt, layers: 2, heads: 2, emb: 16, block: 12, bias: true, dropout: {embedding: 0.1, resid: 0.1, attention: 0.1}}
+optimizer: {name: adamw, lr: 0.01, no_decay: [bias, norm]}
+schedule: {kind: cosine, warmup: 5, per: step}
+train:
+  epochs: 4
+  log_every: 1
+  select: val
+  accumulate: 2
+  clip_norm: 1.0
+  windows: {length: 10}
+  checkpoint: {every_epochs: null, every_steps: 4, keep: 2}
+",
+};
+
+/// Patches of images.
+pub const VIT: Net = Net {
+    name: "vit",
+    recipe: "
+data: {name: synthetic-images, train: 48, test: 16, classes: 4, batch_size: 8, augment: {crop_pad: 2, flip: true}}
+model: {name: vit, patch: 8, layers: 2, heads: 2, emb: 16, dropout: 0.1}
+optimizer: {name: decgdw, lr: 0.05}
+train:
+  epochs: 4
+  log_every: 1
+  label_smoothing: 0.1
+  checkpoint: {every_epochs: null, every_steps: 4, keep: 2}
+",
+};
+
 /// A folder of one test, in memory where the system has such a place: these tests sync thousands of files.
 pub fn scratch() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()

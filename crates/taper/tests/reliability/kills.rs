@@ -1,5 +1,5 @@
 //! Killed at any moment, a run ends as if it had not been.
-use crate::common::{Draw, LSTM, MLP, Net, RESNET, SHORT, assert_equal, files, message, scratch};
+use crate::common::{Draw, GPT, LSTM, MLP, Net, RESNET, SHORT, VIT, assert_equal, files, message, scratch};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
@@ -134,6 +134,12 @@ fn a_short_run_survives_12_kills() {
 #[test]
 fn lstm_survives_16_kills() {
     survives(&LSTM, 40, 16, 3);
+}
+
+#[test]
+fn transformers_survive_8_kills_each() {
+    survives(&GPT, 20, 8, 5);
+    survives(&VIT, 20, 8, 6);
 }
 
 /// The same where it hurts most. A number is the visit of the point, over all files, lines or checkpoints.

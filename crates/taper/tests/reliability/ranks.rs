@@ -1,6 +1,6 @@
 //! One run by several processes: the bytes of one, whoever is killed, stopped or different.
 use crate::common::{
-    Draw, LSTM, MLP, Net, RESNET, assert_equal, files, message, scratch, sizes_of_a_disk, within,
+    Draw, GPT, LSTM, MLP, Net, RESNET, VIT, assert_equal, files, message, scratch, sizes_of_a_disk, within,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -138,6 +138,12 @@ fn resnet_survives_15_kills_of_ranks() {
 #[test]
 fn lstm_survives_15_kills_of_ranks() {
     survives(&LSTM, 15, 43, DIVIDED);
+}
+
+#[test]
+fn transformers_survive_6_kills_of_ranks_each() {
+    survives(&GPT, 6, 44, DIVIDED);
+    survives(&VIT, 6, 45, &[]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use crate::common::{LSTM, MLP, Net, RESNET, SHORT, assert_equal, files, scratch};
+use crate::common::{GPT, LSTM, MLP, Net, RESNET, SHORT, VIT, assert_equal, files, scratch};
 
 fn does_not_depend_on_threads(net: &Net) {
     let folder = scratch();
@@ -30,6 +30,12 @@ fn resnet_does_not_depend_on_threads() {
 #[test]
 fn a_short_run_does_not_depend_on_threads() {
     does_not_depend_on_threads(&SHORT);
+}
+
+#[test]
+fn transformers_do_not_depend_on_threads() {
+    does_not_depend_on_threads(&GPT);
+    does_not_depend_on_threads(&VIT);
 }
 
 #[test]

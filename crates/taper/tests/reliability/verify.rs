@@ -1,4 +1,4 @@
-use crate::common::{LSTM, MLP, RESNET, SHORT, files, scratch};
+use crate::common::{GPT, LSTM, MLP, RESNET, SHORT, VIT, files, scratch};
 use crate::faults::reseal;
 use serde_json::Value;
 use std::fs;
@@ -22,7 +22,7 @@ fn verify(run: &Path, steps: Option<u64>) -> (Option<i32>, Value, String) {
 
 #[test]
 fn a_run_can_be_verified_in_part_and_to_its_end() {
-    for net in [&MLP, &RESNET, &SHORT, &LSTM] {
+    for net in [&MLP, &RESNET, &SHORT, &LSTM, &GPT, &VIT] {
         let folder = scratch();
         let run = net.finish(folder.path());
         let before = files(&run);

@@ -363,8 +363,7 @@ impl Network {
     /// The logits of the token after these, which go on from the ones before.
     pub fn continue_with(&mut self, tokens: &[u32]) -> Result<Vec<f32>, RunError> {
         let input = Tensor::from_slice(tokens, (tokens.len(), 1), &self.device)?;
-        let logits = self.model.logits(&input, Mode::Eval)?;
-        Ok(logits.get(tokens.len().saturating_sub(1))?.to_vec1()?)
+        Ok(self.model.next_logits(&input)?.get(0)?.to_vec1()?)
     }
 
     /// Whether answers can be right or wrong; text is judged by perplexity.

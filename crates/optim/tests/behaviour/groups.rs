@@ -119,6 +119,8 @@ fn any_hyperparameter_may_differ_in_a_group() {
                 ("decay", _) => json!("l2"),
                 ("x0", _) => json!("first_iterate"),
                 ("ams_init", _) => json!("inf"),
+                ("bound", _) => json!("falling"),
+                ("previous", _) => json!("stored"),
                 ("variant", _) => json!("pytorch"),
                 (_, Value::Bool(on)) => json!(!on),
                 (_, Value::Null) => json!(0.5),

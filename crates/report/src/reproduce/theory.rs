@@ -226,9 +226,11 @@ fn exponents(setting: &Setting) -> Option<Interval> {
 }
 
 fn interval_text(interval: &Interval) -> String {
+    // No −0.00.
+    let mean = format!("{:.2}", (interval.mean * 100.0).round() / 100.0 + 0.0);
     match interval.half_width() {
-        Some(half) => format!("{:.2} ± {half:.2}", interval.mean),
-        None => format!("{:.2}", interval.mean),
+        Some(half) => format!("{mean} ± {half:.2}"),
+        None => mean,
     }
 }
 
@@ -463,7 +465,8 @@ fn problem(recipe: &Recipe) -> String {
         return String::new();
     };
     let mut text = format!("problem {}", problem.name);
-    for (key, value) in problem.config.iter().filter(|(key, _)| *key != "start") {
+    for (key, value) in problem.config.iter().filter(|(key, value)| *key != "start" && !value.is_null()) {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         text += &format!(", {key} {value}");
     }
     if let Some(domain) = problem.domain {
@@ -512,6 +515,9 @@ pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
         data.row(cells);
     }
     verdicts.note(
+        "An exponent is that of the T that were run, not of T → ∞: 0.51 may be ½ in the end, and 0 is a regret that has stopped to grow.",
+    );
+    verdicts.note(
         "The statements on regret are the paper's for DecGD with AMS and a decaying γ alone; for all others the exponent is there to compare.",
     );
     let mut blocks: Vec<Block> = LEAD.iter().map(|text| Block::Text((*text).to_owned())).collect();
@@ -522,7 +528,7 @@ pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
     (Document { title, lead, sections, data }, all)
 }
 
-const METHOD: &str = "Made by `cargo xtask reproduce theory`. Rates are η/√t. D is the diameter of the domain; G and L are the largest ‖∇√(f + c)‖ and \
+const METHOD: &str = "Made by cargo xtask reproduce theory. Rates are η/√t. D is the diameter of the domain; G and L are the largest ‖∇√(f + c)‖ and \
     √(f + c) of the run up to T; v, γ and η are as they were. A bound held at every T if no regret between two points is above the bound at the first of \
     them (with AMS it never falls). An exponent is the least squares slope of log M(T) over log T in the last two factors of ten of T, M the largest regret \
     so far; ± is Student's 95 % interval over seeds or, where nothing is random, over starting points. At most ½: the whole interval is; no: it is all above.";
@@ -535,11 +541,11 @@ const LEAD: [&str; 4] = [
     "The bound is not right as it is printed. Convexity gives R(T) ≤ Σ ⟨∇f_t, x_t − x*⟩ = Σ 2 l_t ⟨∇l_t, x_t − x*⟩ with l_t = √(f_t + c). To go on with the \
      largest l in the place of each l_t is sound only where every ⟨∇l_t, x_t − x*⟩ is at least 0, and it is not: x* is best for the sum, not for each f_t. What the steps \
      do drive to 0 is the mean of ∇l_t, so that where v hardly moves DecGD minimises Σ √(f_t + c) and not Σ f_t. The two have one minimum if all f_t are the same \
-     or scatter evenly; else not, and then the regret grows in proportion to T. The problem `skewed` shows it within all assumptions of the theorem.",
+     or scatter evenly; else not, and then the regret grows in proportion to T. The problem skewed shows it within all assumptions of the theorem.",
     "Nothing keeps v above 0 either: v_t = v_{t−1} + m_t (x_t − x_{t−1}) can cross 0, from where on Σ 1/v says nothing (the column of the least v). And the bound's \
      constants are loose in the other direction: the factor 2 of ∇f = 2 l ∇l is not carried into it, and ‖m_t‖² is bounded by G²/(1 − γ) although m has no (1 − γ) in it.",
-    "Theorem 2 is about noise in the gradient of √(f + c) whose mean is 0 (problem `wells`). Samples of data are not so: the mean of ∇√(f_S + c) is not the gradient of \
-     √(E f_S + c) (problem `wells-sampled`).",
+    "Theorem 2 is about noise in the gradient of √(f + c) whose mean is 0 (problem wells). Samples of data are not so: the mean of ∇√(f_S + c) is not the gradient of \
+     √(E f_S + c) (problem wells-sampled).",
 ];
 
 /// What a problem is there for.

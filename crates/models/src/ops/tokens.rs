@@ -96,7 +96,10 @@ impl Embed {
         };
         with_slice(weight, |weight| match positions {
             Some(positions) => with_slice(positions, |places| fill(weight, Some(places), &mut y)),
-            None => Ok(fill(weight, None, &mut y)),
+            None => {
+                fill(weight, None, &mut y);
+                Ok(())
+            }
         })??;
         self.drop(&mut y);
         drop(span);
@@ -292,7 +295,7 @@ fn mean<T: Element>(x: &Host<T>, tokens: Range<usize>) -> Result<FeatureMap> {
         for token in x[range.clone()].chunks_exact(features) {
             y.iter_mut().zip(token).for_each(|(y, x)| *y += *x);
         }
-        y.iter_mut().for_each(|y| *y = *y * share);
+        y.iter_mut().for_each(|y| *y *= share);
     }
     drop(span);
     let (slot, length) = (x.grad.clone(), x.data.len());

@@ -42,7 +42,7 @@ fn beyond(found: &Replayed, [logits, loss, gradients]: [f64; 3]) -> Vec<String> 
     let names = found.errors.keys().map(|name| (name, limit(name)));
     // Not `>`: an error that is no number is one.
     names
-        .filter(|(_, (off, limit))| !(off <= limit))
+        .filter(|(_, (off, limit))| off > limit || off.is_nan())
         .map(|(name, (off, _))| format!("{name}: {off:e}"))
         .collect()
 }

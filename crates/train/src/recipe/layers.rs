@@ -8,7 +8,7 @@
 //!   hyperparameters of one optimizer never leak into another. The built-in defaults, which hold only what every
 //!   data set or optimizer takes, stay.
 //! - **Keys of which one is meant** (`train.epochs` or `train.steps`; `data` and `model` or `problem`; a checkpoint
-//!   every so many epochs or steps): a layer that sets one takes the others out of the layers below it.
+//!   every so many epochs or steps; `train.bptt` or `train.windows`): a layer that sets one takes the others out of the layers below it.
 
 use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
@@ -35,9 +35,10 @@ const TAGGED: [(&[&str], &str); 6] = [
 ];
 
 /// Alternatives, each a set of paths; a layer that sets one takes the others out of the layers below.
-const ALTERNATIVES: [&[&[&[&str]]]; 3] = [
+const ALTERNATIVES: [&[&[&[&str]]]; 4] = [
     &[&[&["train", "epochs"]], &[&["train", "steps"]]],
     &[&[&["train", "checkpoint", "every_epochs"]], &[&["train", "checkpoint", "every_steps"]]],
+    &[&[&["train", "bptt"]], &[&["train", "windows"]]],
     &[&[&["problem"]], &[&["data"], &["model"]]],
 ];
 

@@ -373,8 +373,17 @@ fn regret_table(settings: &[Setting]) -> Table {
 }
 
 fn gradient_table(settings: &[Setting]) -> Table {
-    let head =
-        ["optimizer", "runs", "T", "min ‖∇f‖²", "exponent", "over the rate", "at least as fast", "end of x₁"];
+    let head = [
+        "optimizer",
+        "runs",
+        "T",
+        "min ‖∇f‖²",
+        "exponent",
+        "over the rate",
+        "at least as fast",
+        "least v",
+        "end of x₁",
+    ];
     let mut table = Table::new(head).text(&["optimizer", "at least as fast"]);
     for setting in settings {
         let line = mean(&setting.traces, &|trace| {
@@ -387,6 +396,9 @@ fn gradient_table(settings: &[Setting]) -> Table {
         let own = interval(&|trace| trace.points.iter().map(|p| (p.t as f64, p.gradient)).collect());
         let over = interval(&over_rate);
         let (t, least) = line.last().copied().unwrap_or((0.0, f64::NAN));
+        let least_v: Option<Vec<f64>> =
+            setting.traces.iter().map(|trace| trace.points.last().and_then(|point| point.least_v)).collect();
+        let least_v = least_v.map(|all| all.iter().sum::<f64>() / all.len() as f64);
         let end = setting.traces.iter().filter_map(|trace| trace.x.first()).sum::<f64>()
             / setting.traces.len() as f64;
         table.row([
@@ -401,6 +413,7 @@ fn gradient_table(settings: &[Setting]) -> Table {
                 Verdict::Differs => "no".to_owned(),
                 _ => "cannot be told".to_owned(),
             }),
+            least_v.map_or("–".to_owned(), short),
             short(end),
         ]);
         if let Some(failure) = setting.failures.first() {
@@ -427,7 +440,8 @@ fn chart(name: &str, settings: &[Setting], convex: bool) -> Figure {
         };
         if convex {
             add("regret", above_zero(mean(&setting.traces, &envelope)), Marks::Line);
-            if is_decgd(setting.recipe) {
+            // With a constant γ the bound is out of all proportion; the table has it.
+            if is_decgd(setting.recipe) && momentum(setting.recipe) != Momentum::Constant {
                 let bounds = |trace: &Trace| -> Vec<(f64, f64)> {
                     let sound =
                         trace.points.iter().take_while(|point| point.least_v.is_some_and(|v| v > 0.0));
@@ -449,7 +463,7 @@ fn chart(name: &str, settings: &[Setting], convex: bool) -> Figure {
         Chart { x_scale: Scale::Log, y_scale: Scale::Log, series, ..Chart::new(name, text, "T", what) };
     let caption = match convex {
         true => format!(
-            "{name}: the largest regret so far, means over the runs; dotted: the bound on the line of the same colour."
+            "{name}: the largest regret so far, means over the runs; dotted: the bound on the line of the same colour, where γ decays."
         ),
         false => format!("{name}: the least squared gradient so far, means over the runs."),
     };

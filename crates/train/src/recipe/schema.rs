@@ -294,10 +294,11 @@ pub struct Problem {
     pub name: String,
     /// The set that the variables are put back into after every step; none unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = null))]
     pub domain: Option<Domain>,
     /// How far the seed moves every variable of the starting point: the deviation of normal draws.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0), extend("default" = 0))]
     pub jitter: f64,
     /// The function's own keys.
     #[serde(flatten)]
@@ -323,10 +324,11 @@ impl Problem {
 pub struct Domain {
     /// The least and the greatest value of every variable: `[-1, 1]`.
     #[serde(rename = "box", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("default" = null))]
     pub bounds: Option<[f64; 2]>,
     /// The radius of a Euclidean ball around the origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "default" = null))]
     pub ball: Option<f64>,
 }
 

@@ -11,6 +11,7 @@ mod exchange;
 mod gemm;
 mod input;
 mod measure;
+mod microscope;
 mod optim;
 mod picture;
 #[cfg(unix)]
@@ -152,6 +153,7 @@ const SUITES: &[Suite] = &[
     ("lstm1-step", step::lstm1),
     ("lstm3-step", step::lstm3),
     ("optim", optim::cases),
+    ("microscope", microscope::cases),
     ("input", input::cases),
     ("mnist-epoch", epoch::cases),
     #[cfg(unix)]

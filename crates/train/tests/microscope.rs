@@ -186,14 +186,17 @@ fn runs_of_known_optimizers_are_nearest_to_themselves() {
     let rosenbrock = || json!({"name": "rosenbrock", "n": 20});
     let cases = [
         (json!({"name": "sgdm", "lr": 1e-4, "momentum": 0.8}), "sgdm", 1e-4),
-        (json!({"name": "adam", "lr": 1e-3}), "adam", 1e-3),
+        (json!({"name": "adam", "lr": 0.05}), "adam", 0.05),
     ];
     for (optimizer, expected, lr) in cases {
-        for sight in minimise(rosenbrock(), optimizer, 30, folder.path()).into_iter().skip(2) {
-            let (name, r2, rate) = sight.all.nearest().unwrap();
-            assert_eq!(name, expected, "step {}", sight.step);
+        let seen = minimise(rosenbrock(), optimizer, 30, folder.path());
+        for sight in &seen {
+            let (r2, rate) = (sight.all[&format!("r2/{expected}")], sight.all[&format!("rate/{expected}")]);
             assert!(1.0 - r2 < 1e-9 && (rate / lr - 1.0).abs() < 1e-6, "step {}: {r2} {rate}", sight.step);
         }
+        // At first simpler ones are as near: a first step of Adam is one by signs.
+        let (name, ..) = seen[29].all.nearest().unwrap();
+        assert_eq!(name, expected);
     }
     let frozen = json!({"name": "decgd", "lr": 1e-5, "freeze_v": true});
     let seen = minimise(rosenbrock(), frozen, 30, folder.path());

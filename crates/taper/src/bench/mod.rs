@@ -11,6 +11,7 @@ mod exchange;
 mod gemm;
 mod input;
 mod measure;
+mod microscope;
 mod optim;
 mod picture;
 #[cfg(unix)]
@@ -154,6 +155,7 @@ const SUITES: &[Suite] = &[
     ("gpt-step", step::gpt),
     ("vit-step", step::vit),
     ("optim", optim::cases),
+    ("microscope", microscope::cases),
     ("input", input::cases),
     ("mnist-epoch", epoch::cases),
     #[cfg(unix)]

@@ -130,7 +130,7 @@ impl Run<'_> {
             vector(&self.optimizers, root, &mut seen);
         }
         if let Some((halves, samples)) = &taken.halves {
-            noise(microscope, halves, *samples, &mut seen)?;
+            noise(microscope, batch, halves, *samples, &mut seen)?;
         }
         let vars = self.optimizers.vars.clone();
         let held = self.optimizers.held.clone();
@@ -219,6 +219,7 @@ fn vector(optimizers: &Optimizers, root: f64, seen: &mut Seen) {
 /// What the halves of a batch tell of all parameters and of each.
 fn noise(
     microscope: &Microscope,
+    batch: &Gradient,
     [a, b]: &[GradStore; 2],
     samples: f64,
     seen: &mut Seen,
@@ -233,7 +234,8 @@ fn noise(
         put("snr", noise.ratio(samples));
     };
     let (mut all, mut each) = (Halves::default(), Vec::new());
-    for (name, var) in microscope.inner.params() {
+    // What is no longer trained has no gradient in the step.
+    for (name, var) in microscope.inner.params().filter(|(_, var)| batch.grads.get(var).is_some()) {
         let Some(halves) = Halves::of(a, b, var, samples)? else { continue };
         tell(&halves, seen.params.entry(name.to_owned()).or_default());
         all = all.plus(halves);

@@ -37,7 +37,7 @@ struct Names;
 
 impl Names {
     const OPTIMIZERS: [(&str, &str); 8] = [
-        ("decgd", "ams ams_init c decay freeze_v momentum v_floor weight_decay x0"),
+        ("decgd", "ams ams_init bound c decay freeze_v momentum previous v_floor weight_decay x0"),
         ("sgd", "dampening momentum nesterov weight_decay"),
         ("sgdm", "dampening momentum nesterov weight_decay"),
         ("adam", "beta1 beta2 eps weight_decay"),

@@ -478,7 +478,7 @@ fn problem(recipe: &Recipe) -> String {
     else {
         return String::new();
     };
-    let mut text = format!("problem {}", problem.name);
+    let mut text = format!("Problem {}", problem.name);
     for (key, value) in problem.config.iter().filter(|(key, value)| *key != "start" && !value.is_null()) {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         text += &format!(", {key} {value}");
@@ -493,6 +493,29 @@ fn problem(recipe: &Recipe) -> String {
     text
 }
 
+/// The numbers of every optimizer, once each.
+fn rates(settings: &[Setting]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for Setting { recipe, .. } in settings {
+        let mut text = format!("{}: η {}", recipe.optimizer.name, short(recipe.optimizer.lr));
+        for (key, name) in [("c", "c"), ("momentum", "γ"), ("beta1", "β₁"), ("beta2", "β₂")] {
+            if let Some(value) = recipe.optimizer.hyper.get(key).and_then(Value::as_f64)
+                && (key != "momentum" || is_decgd(recipe))
+            {
+                text += &format!(", {name} {}", short(value));
+            }
+        }
+        if let Momentum::Geometric(lambda) = momentum(recipe) {
+            text += &format!(", λ {}", short(lambda));
+        }
+        let known = |part: &String| part.starts_with(&format!("{}:", recipe.optimizer.name));
+        if !parts.iter().any(known) {
+            parts.push(text);
+        }
+    }
+    parts.join("; ")
+}
+
 /// The page, and every verdict on it.
 pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
     let (mut sections, mut all) = (Vec::new(), Vec::new());
@@ -503,7 +526,7 @@ pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
         let convex =
             experiment.traces.iter().flatten().any(|trace| trace.points.iter().any(|p| p.regret.is_some()));
         let table = if convex { regret_table(&settings) } else { gradient_table(&settings) };
-        let mut blocks = vec![Block::Text(format!("{}.", problem(&experiment.recipe)))];
+        let mut blocks = vec![Block::Text(format!("{}. {}.", problem(&experiment.recipe), rates(&settings)))];
         blocks.extend(about(&name).map(|text| Block::Text(text.to_owned())));
         blocks.push(Block::Table(table));
         blocks.push(Block::Figure(chart(&name, &settings, convex)));

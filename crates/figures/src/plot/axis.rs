@@ -51,7 +51,9 @@ impl Axis {
                 (low / length.powf(room), high * length.powf(room))
             }
         };
-        Self { scale, low, high, start, end, whole }
+        // Room beyond the largest numbers there are is none.
+        let least = if scale == Scale::Log { f64::MIN_POSITIVE } else { -f64::MAX };
+        Self { scale, low: low.max(least), high: high.min(f64::MAX), start, end, whole }
     }
 
     /// The pixel of a value; `None` where it has no place.
@@ -164,6 +166,23 @@ fn trimmed(text: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_and_the_smallest_numbers_have_ticks() {
+        for values in
+            [[1e-3, 1e300], [5e-324, 1e300], [1e299, f64::MAX], [5e-324, 1e-323], [-f64::MAX, f64::MAX]]
+        {
+            for scale in [Scale::Linear, Scale::Log] {
+                let axis = Axis::over(values.into_iter(), scale, (0.0, 100.0), 0.1);
+                assert!(axis.low.is_finite() && axis.high.is_finite(), "{values:?}");
+                let ticks = axis.ticks();
+                assert!(
+                    ticks.len() <= 51 && ticks.iter().all(|tick| tick.is_finite()),
+                    "{values:?}: {ticks:?}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn numbers_have_as_many_digits_as_tell_them_apart() {

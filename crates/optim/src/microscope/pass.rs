@@ -275,7 +275,8 @@ mod tests {
 
     /// The same, one element after another.
     fn plainly(s: &Scalars<f64>, n: usize) -> ([f64; SUMS], Vec<f64>, Vec<f64>, Vec<f64>) {
-        let (mut sums, mut all) = ([0.0; SUMS], (Vec::new(), Vec::new(), Vec::new()));
+        let (mut sums, mut lost) = ([0.0; SUMS], [0.0; SUMS]);
+        let mut all = (Vec::new(), Vec::new(), Vec::new());
         for i in 0..n {
             let (g, w, x, b, q, r) = values(i);
             let g = (g * s.scale).clamp(-s.limit, s.limit);
@@ -303,11 +304,18 @@ mod tests {
                 (u, r),
                 (r, w),
             ];
-            sums.iter_mut().zip(pairs).for_each(|(sum, (x, y))| *sum += x * y);
+            for ((sum, lost), (x, y)) in sums.iter_mut().zip(&mut lost).zip(pairs) {
+                let (before, new) = (*sum, x * y);
+                *sum = before + new;
+                // What an addition rounds away, exactly: so long a sum in one row would lose more than it is to prove.
+                let part = *sum - before;
+                *lost += (before - (*sum - part)) + (new - part);
+            }
             all.0.push(b);
             all.1.push(q);
             all.2.push(r);
         }
+        sums.iter_mut().zip(lost).for_each(|(sum, lost)| *sum += lost);
         (sums, all.0, all.1, all.2)
     }
 

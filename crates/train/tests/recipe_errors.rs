@@ -130,7 +130,9 @@ fn mistakes_are_shown_at_the_text_that_is_wrong() {
             "train: {epochs: 1, probe: yes}",
             "yes",
             Type,
-            &["train.probe: expected true or false, found the text `yes`"],
+            &[
+                "train.probe: expected `true`, `false`, or a map with `every` and `what`, found the text `yes`",
+            ],
         ),
         ("train: {epochs: 1, early_stop: {patience: 2}}", "early_stop", Value, &["train.select: val"]),
         ("train: {epochs: 1, scale_lr_by_length: true}", "true", Value, &["needs `train.bptt`"]),
@@ -335,7 +337,7 @@ error: unknown key `epocks` in `train`
   |         ^^^^^^
   |
   = help: did you mean `epochs`?
-  = help: known here: epochs, steps, eval_every, eval_augment, log_every, clip_norm, clip_value, label_smoothing, accumulate, shards, shard_state, precision, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, bptt, windows, scale_lr_by_length";
+  = help: known here: epochs, steps, eval_every, eval_augment, log_every, clip_norm, clip_value, label_smoothing, accumulate, shards, shard_state, precision, select, metric, early_stop, average, freeze, init_from, on_divergence, budget, checkpoint, probe, loss_for_scale, loss_shift, bptt, windows, scale_lr_by_length";
     assert_eq!(error.to_string(), expected);
     assert!(!error.to_string().contains('\u{1b}'));
     assert!(error.render(true).contains('\u{1b}'));

@@ -98,7 +98,7 @@ pub struct Seen {
     pub params: BTreeMap<String, Figures>,
 }
 
-/// Moments of its own for every parameter. See the [module](self).
+/// Moments of its own for every parameter.
 #[derive(Debug)]
 pub struct Microscope {
     shadow: Shadow,

@@ -8,7 +8,7 @@
 //! Where queries do not see what comes after them, blocks above the diagonal are left out, and within a block on the diagonal
 //! most of what lies above it is.
 use super::gemm::Kernel;
-use super::simd::{Into, Simd};
+use super::simd::{Into, Simd, read, write};
 use super::vmath::exp;
 use super::{Buf, Isa, Real, Shared, as_f32, as_f32_mut, par, with_simd};
 use std::ops::Range;
@@ -268,31 +268,21 @@ impl<'a, T: Real> Job<'a, T> {
     /// q kᵀ of a block, as far as it is seen: rows of scores that are not seen are not written.
     ///
     /// # Safety
-    /// `turned` holds the transposed keys, rows `ld` apart, and `scores` has room for the queries' rows of `ld`.
-    #[inline(always)]
+    /// `turned` holds the transposed keys, and `scores` has room for the queries' rows of `ld`.
     unsafe fn scores<K: Kernel<E = T>>(
         &self,
         kernel: K,
         at: (usize, usize),
         (queries, keys): (&Range<usize>, &Range<usize>),
-        turned: *const T,
-        scores: *mut T,
-        ld: usize,
+        turned: &Panels<T>,
+        (scores, ld): (*mut T, usize),
     ) {
         let (q, stride) = self.queries(at, queries.start);
         let far = |i: usize, high: usize| self.seen(queries.start + i + high - 1, keys);
         // SAFETY: the caller's promise, and the operands' extents, which were checked.
         unsafe {
-            let size = (queries.len(), keys.len(), self.shape.size);
-            product(
-                kernel,
-                size,
-                (q, stride, 1),
-                (turned, ld),
-                (scores, ld),
-                Into::Set,
-                Bound::Columns(&far),
-            );
+            let size = (queries.len(), whole(keys.len()), self.shape.size);
+            product(kernel, size, (q, stride, 1), turned, (scores, ld), Into::Set, Bound::Columns(&far));
         }
     }
 
@@ -318,11 +308,11 @@ impl<'a, T: Real> Job<'a, T> {
         let shape = self.shape;
         let (size, kv, scale) = (shape.size, h / shape.group(), shape.scale());
         let (count, ld) = (queries.len(), padded(BLOCK.min(shape.keys)));
-        let mut turned = Buf::dirty(size * ld);
+        let block = BLOCK.min(shape.keys);
+        let (mut turned, mut values) = (Panels::new::<K>(block, size), Panels::new::<K>(size, block));
         let mut scores = Buf::dirty(count * ld);
         let mut sums = Buf::dirty(count * size);
-        // The largest score of each query, times the scale, and its sum of exponentials.
-        let mut state = vec![(f64::NEG_INFINITY, 0f64); count];
+        let mut state = vec![State { most: f64::NEG_INFINITY, sum: 0.0 }; count];
         let mut keep = vec![0; if self.dropout.is_some() { BLOCK } else { 0 }];
         let last = shape.visible(queries.end - 1);
         for keys in shape.key_blocks().into_iter().take_while(|keys| keys.start < last) {
@@ -330,63 +320,60 @@ impl<'a, T: Real> Job<'a, T> {
             // SAFETY: the buffers have room for a block, and operands were checked.
             unsafe {
                 let (k, stride) = self.keys(&self.k, (b, kv), keys.start);
-                transpose(kernel, (keys.len(), size), (k, stride), (turned.as_mut_ptr(), ld));
-                let at = (turned.as_ptr(), scores.as_mut_ptr());
-                self.scores(kernel, (b, h), (&queries, &keys), at.0, at.1, ld);
+                turned.fill(kernel, (keys.len(), size), (k, stride, 1));
+                self.scores(kernel, (b, h), (&queries, &keys), &turned, (scores.as_mut_ptr(), ld));
             }
-            for (i, (row, (most, sum))) in scores.chunks_exact_mut(ld).zip(&mut state).enumerate() {
-                let seen = self.seen(queries.start + i, &keys);
-                let (row, rest) = row.split_at_mut(seen);
-                // Tiles reach a little further than this row sees.
-                let reach = rest.len().min(PAD);
-                if seen > 0 {
-                    let highest = largest(s, row) * scale;
-                    let before = *most;
-                    if highest > before || first {
-                        *most = highest;
+            s.run(
+                #[inline(always)]
+                || {
+                    for (i, (row, state)) in scores.chunks_exact_mut(ld).zip(&mut state).enumerate() {
+                        let seen = self.seen(queries.start + i, &keys);
+                        let (row, rest) = row.split_at_mut(seen);
+                        if seen > 0 {
+                            let shrink = soften(s, row, scale, state);
+                            if !first && shrink != 1.0 {
+                                let shrink = T::from_f64(shrink);
+                                sums[i * size..(i + 1) * size].iter_mut().for_each(|v| *v = *v * shrink);
+                            }
+                        }
+                        // Tiles reach a little further than this row sees.
+                        rest[..PAD].fill(T::ZERO);
                     }
-                    let total = exponentials(s, row, scale, *most);
-                    let shrink = if first { 0.0 } else { (before - *most).exp() };
-                    *sum = *sum * shrink + total;
-                    if !first && shrink != 1.0 {
-                        let shrink = T::from_f64(shrink);
-                        sums[i * size..(i + 1) * size].iter_mut().for_each(|v| *v = *v * shrink);
-                    }
-                    if let Some(dropout) = &self.dropout {
-                        self.keep(
-                            dropout,
-                            (b, h),
-                            queries.start + i,
-                            keys.start..keys.start + seen,
-                            &mut keep,
-                        );
-                        drop_scores(row, &keep, dropout.scale);
-                    }
+                },
+            );
+            if let Some(dropout) = &self.dropout {
+                for (i, row) in scores.chunks_exact_mut(ld).take(count).enumerate() {
+                    let seen = self.seen(queries.start + i, &keys);
+                    self.keep(dropout, (b, h), queries.start + i, keys.start..keys.start + seen, &mut keep);
+                    drop_scores(&mut row[..seen], &keep, dropout.scale);
                 }
-                rest[..reach].fill(T::ZERO);
             }
             let into = if first { Into::Set } else { Into::Add };
             let far = |i: usize, high: usize| 0..self.seen(queries.start + i + high - 1, &keys);
             // SAFETY: as above.
             unsafe {
                 let (v, stride) = self.keys(&self.v, (b, kv), keys.start);
-                let to = (sums.as_mut_ptr(), size);
-                let extents = (count, size, keys.len());
-                let scores = (scores.as_ptr(), ld, 1);
-                product(kernel, extents, scores, (v, stride), to, into, Bound::Terms(&far));
+                values.fill(kernel, (size, keys.len()), (v, 1, stride));
+                let (scores, to) = ((scores.as_ptr(), ld, 1), (sums.as_mut_ptr(), size));
+                product(kernel, (count, size, keys.len()), scores, &values, to, into, Bound::Terms(&far));
             }
         }
-        for (i, (most, sum)) in state.into_iter().enumerate() {
-            let row = ((b * shape.queries + queries.start + i) * shape.heads + h) * size;
-            let share = T::from_f64(1.0 / sum);
-            // SAFETY: the caller's promise.
-            unsafe {
-                let out = out.slice(row, size);
-                out.iter_mut().zip(&sums[i * size..]).for_each(|(out, v)| *out = *v * share);
-                let at = (b * shape.heads + h) * shape.queries + queries.start + i;
-                *lse.at(at) = T::from_f64(most + sum.ln());
-            }
-        }
+        s.run(
+            #[inline(always)]
+            || {
+                for (i, State { most, sum }) in state.into_iter().enumerate() {
+                    let row = ((b * shape.queries + queries.start + i) * shape.heads + h) * size;
+                    let share = T::from_f64(1.0 / sum);
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let (out, sums) = (out.slice(row, size), &sums[i * size..(i + 1) * size]);
+                        out.iter_mut().zip(sums).for_each(|(out, v)| *out = *v * share);
+                        let at = (b * shape.heads + h) * shape.queries + queries.start + i;
+                        *lse.at(at) = T::from_f64(most + libm::log(sum));
+                    }
+                }
+            },
+        );
     }
 }
 
@@ -409,9 +396,11 @@ struct Back<'a, T> {
 
 /// The buffers of a task.
 struct Scratch<T: Real> {
-    /// Transposed keys and values.
-    keys: Buf<T>,
-    values: Buf<T>,
+    /// Transposed keys and values, and keys as they are.
+    turned: [Panels<T>; 2],
+    keys: Panels<T>,
+    /// Queries and the result's gradient.
+    queries: [Panels<T>; 2],
     /// Probabilities, as they meet the values, and the gradient of the scores.
     shares: Buf<T>,
     slopes: Buf<T>,
@@ -420,12 +409,14 @@ struct Scratch<T: Real> {
 }
 
 impl<T: Real> Scratch<T> {
-    fn new(shape: &Shape, queries: &[Range<usize>]) -> Self {
-        let ld = padded(BLOCK.min(shape.keys));
+    fn new<K: Kernel<E = T>>(shape: &Shape, queries: &[Range<usize>]) -> Self {
+        let (size, keys) = (shape.size, BLOCK.min(shape.keys));
         let rows = queries.iter().map(ExactSizeIterator::len).max().unwrap_or_default();
+        let ld = padded(keys);
         Self {
-            keys: Buf::dirty(shape.size * ld),
-            values: Buf::dirty(shape.size * ld),
+            turned: [Panels::new::<K>(keys, size), Panels::new::<K>(keys, size)],
+            keys: Panels::new::<K>(size, keys),
+            queries: [Panels::new::<K>(size, rows), Panels::new::<K>(size, rows)],
             shares: Buf::dirty(rows * ld),
             slopes: Buf::dirty(rows * ld),
             keep: vec![0; BLOCK],
@@ -445,7 +436,7 @@ impl<T: Real> Back<'_, T> {
         (unsafe { data.at(row * stride + offset + head * self.job.shape.size) }, stride)
     }
 
-    /// Transposes a block of keys and values.
+    /// Packs a block of keys and values.
     fn turn<K: Kernel<E = T>>(
         &self,
         kernel: K,
@@ -457,13 +448,14 @@ impl<T: Real> Back<'_, T> {
         // SAFETY: the buffers have room for a block, and operands were checked.
         unsafe {
             let (k, stride) = job.keys(&job.k, at, keys.start);
-            transpose(kernel, (keys.len(), size), (k, stride), (to.keys.as_mut_ptr(), to.ld));
+            to.turned[0].fill(kernel, (keys.len(), size), (k, stride, 1));
+            to.keys.fill(kernel, (size, keys.len()), (k, 1, stride));
             let (v, stride) = job.keys(&job.v, at, keys.start);
-            transpose(kernel, (keys.len(), size), (v, stride), (to.values.as_mut_ptr(), to.ld));
+            to.turned[1].fill(kernel, (keys.len(), size), (v, stride, 1));
         }
     }
 
-    /// The probabilities of a block and the gradient of its scores, from keys and values that were turned.
+    /// The probabilities of a block and the gradient of its scores, from keys and values that were packed.
     fn block<S: Simd, K: Kernel<E = T>>(
         &self,
         s: S,
@@ -476,37 +468,38 @@ impl<T: Real> Back<'_, T> {
         let (size, scale) = (shape.size, shape.scale());
         let (dout, stride) = self.dout((b, h), queries.start);
         let far = |i: usize, high: usize| job.seen(queries.start + i + high - 1, keys);
-        let extents = (queries.len(), keys.len(), size);
+        let extents = (queries.len(), whole(keys.len()), size);
         // SAFETY: the buffers have room for a block, and operands were checked.
         unsafe {
-            let (turned, scores) = (scratch.keys.as_ptr(), scratch.shares.as_mut_ptr());
-            job.scores(kernel, (b, h), (queries, keys), turned, scores, ld);
-            let (turned, to) = ((scratch.values.as_ptr(), ld), (scratch.slopes.as_mut_ptr(), ld));
-            product(kernel, extents, (dout, stride, 1), turned, to, Into::Set, Bound::Columns(&far));
+            let to = (scratch.shares.as_mut_ptr(), ld);
+            job.scores(kernel, (b, h), (queries, keys), &scratch.turned[0], to);
+            let (values, to) = (&scratch.turned[1], (scratch.slopes.as_mut_ptr(), ld));
+            product(kernel, extents, (dout, stride, 1), values, to, Into::Set, Bound::Columns(&far));
         }
-        let rows = scratch.shares.chunks_exact_mut(ld).zip(scratch.slopes.chunks_exact_mut(ld));
-        for (i, (shares, slopes)) in rows.take(queries.len()).enumerate() {
-            let (query, seen) = (queries.start + i, job.seen(queries.start + i, keys));
-            let at = (b * shape.heads + h) * shape.queries + query;
-            let (shares, rest) = shares.split_at_mut(seen);
-            let (slopes, slopes_rest) = slopes.split_at_mut(seen);
-            let reach = rest.len().min(PAD);
-            if seen > 0 {
-                exponentials(s, shares, scale, self.lse[at].to_f64());
-                if let Some(dropout) = &job.dropout {
-                    let keys = keys.start..keys.start + seen;
-                    job.keep(dropout, (b, h), query, keys, &mut scratch.keep);
-                    drop_scores(slopes, &scratch.keep, dropout.scale);
-                }
-                let (along, scale) = (self.along[at], T::from_f64(scale));
-                slope_row(s, shares, slopes, along, scale);
-                if let Some(dropout) = &job.dropout {
-                    drop_scores(shares, &scratch.keep, dropout.scale);
-                }
+        let Scratch { shares, slopes, keep, .. } = scratch;
+        let rows = || (0..queries.len()).map(|i| (i, job.seen(queries.start + i, keys)));
+        let at = |i: usize| (b * shape.heads + h) * shape.queries + queries.start + i;
+        let mut kept = |i: usize, seen: usize, row: &mut [T]| {
+            if let Some(dropout) = &job.dropout {
+                job.keep(dropout, (b, h), queries.start + i, keys.start..keys.start + seen, keep);
+                drop_scores(row, keep, dropout.scale);
             }
-            rest[..reach].fill(T::ZERO);
-            slopes_rest[..reach].fill(T::ZERO);
-        }
+        };
+        rows().for_each(|(i, seen)| kept(i, seen, &mut slopes[i * ld..i * ld + seen]));
+        s.run(
+            #[inline(always)]
+            || {
+                for (i, seen) in rows() {
+                    let (shares, rest) = shares[i * ld..(i + 1) * ld].split_at_mut(seen);
+                    let (slopes, slopes_rest) = slopes[i * ld..(i + 1) * ld].split_at_mut(seen);
+                    slope(s, shares, slopes, scale, [self.lse[at(i)], self.along[at(i)]]);
+                    // Tiles reach a little further than this row sees.
+                    rest[..PAD].fill(T::ZERO);
+                    slopes_rest[..PAD].fill(T::ZERO);
+                }
+            },
+        );
+        rows().for_each(|(i, seen)| kept(i, seen, &mut shares[i * ld..i * ld + seen]));
     }
 
     /// The rows of the result's gradient in a head from a query on, and their distance.
@@ -524,7 +517,7 @@ impl<T: Real> Back<'_, T> {
         kernel: K,
         (b, h): (usize, usize),
         (queries, keys): (&Range<usize>, &Range<usize>),
-        scratch: &Scratch<T>,
+        scratch: &mut Scratch<T>,
         into: Into,
     ) {
         let (job, shape, ld) = (&self.job, self.job.shape, scratch.ld);
@@ -539,13 +532,14 @@ impl<T: Real> Back<'_, T> {
         let extents = (keys.len(), shape.size, queries.len());
         // SAFETY: the caller's promise.
         unsafe {
-            let to = self.gradient(2, row, kv);
-            let (dout, stride) = self.dout((b, h), queries.start);
-            let shares = (scratch.shares.as_ptr(), 1, ld);
-            product(kernel, extents, shares, (dout, stride), to, into, Bound::Terms(&near));
-            let to = self.gradient(1, row, kv);
-            let slopes = (scratch.slopes.as_ptr(), 1, ld);
-            let q = job.queries((b, h), queries.start);
+            let [q, dout] = &mut scratch.queries;
+            let (from, stride) = self.dout((b, h), queries.start);
+            dout.fill(kernel, (shape.size, queries.len()), (from, 1, stride));
+            let (shares, to) = ((scratch.shares.as_ptr(), 1, ld), self.gradient(2, row, kv));
+            product(kernel, extents, shares, dout, to, into, Bound::Terms(&near));
+            let (from, stride) = job.queries((b, h), queries.start);
+            q.fill(kernel, (shape.size, queries.len()), (from, 1, stride));
+            let (slopes, to) = ((scratch.slopes.as_ptr(), 1, ld), self.gradient(1, row, kv));
             product(kernel, extents, slopes, q, to, into, Bound::Terms(&near));
         }
     }
@@ -569,8 +563,7 @@ impl<T: Real> Back<'_, T> {
         unsafe {
             let to = self.gradient(0, b * shape.queries + queries.start, h);
             let slopes = (scratch.slopes.as_ptr(), scratch.ld, 1);
-            let k = job.keys(&job.k, (b, h / shape.group()), keys.start);
-            product(kernel, extents, slopes, k, to, into, Bound::Terms(&far));
+            product(kernel, extents, slopes, &scratch.keys, to, into, Bound::Terms(&far));
         }
     }
 
@@ -591,7 +584,7 @@ impl<T: Real> Back<'_, T> {
         keys: &[Range<usize>],
         queries: &[Range<usize>],
     ) {
-        let mut scratch = Scratch::new(self.job.shape, queries);
+        let mut scratch = Scratch::new::<K>(self.job.shape, queries);
         let group = self.job.shape.group();
         for keys in keys {
             self.turn(kernel, (b, kv), keys, &mut scratch);
@@ -602,7 +595,7 @@ impl<T: Real> Back<'_, T> {
                     let first = if keys.start == 0 { Into::Set } else { Into::Add };
                     // SAFETY: the caller's promise.
                     unsafe {
-                        self.give_keys(kernel, (b, h), (queries, keys), &scratch, into);
+                        self.give_keys(kernel, (b, h), (queries, keys), &mut scratch, into);
                         self.give_queries(kernel, (b, h), (queries, keys), &scratch, first);
                     }
                     into = Into::Add;
@@ -623,7 +616,7 @@ impl<T: Real> Back<'_, T> {
         keys: Range<usize>,
         queries: &[Range<usize>],
     ) {
-        let mut scratch = Scratch::new(self.job.shape, queries);
+        let mut scratch = Scratch::new::<K>(self.job.shape, queries);
         let group = self.job.shape.group();
         self.turn(kernel, (b, kv), &keys, &mut scratch);
         let mut into = Into::Set;
@@ -631,7 +624,7 @@ impl<T: Real> Back<'_, T> {
             for queries in queries.iter().filter(|queries| self.sees(queries, &keys)) {
                 self.block(s, kernel, (b, h), (queries, &keys), &mut scratch);
                 // SAFETY: the caller's promise.
-                unsafe { self.give_keys(kernel, (b, h), (queries, &keys), &scratch, into) };
+                unsafe { self.give_keys(kernel, (b, h), (queries, &keys), &mut scratch, into) };
                 into = Into::Add;
             }
         }
@@ -649,7 +642,7 @@ impl<T: Real> Back<'_, T> {
         keys: &[Range<usize>],
         queries: Range<usize>,
     ) {
-        let mut scratch = Scratch::new(self.job.shape, std::slice::from_ref(&queries));
+        let mut scratch = Scratch::new::<K>(self.job.shape, std::slice::from_ref(&queries));
         let kv = h / self.job.shape.group();
         for keys in keys.iter().filter(|keys| self.sees(&queries, keys)) {
             self.turn(kernel, (b, kv), keys, &mut scratch);
@@ -659,6 +652,11 @@ impl<T: Real> Back<'_, T> {
             unsafe { self.give_queries(kernel, (b, h), (&queries, keys), &scratch, into) };
         }
     }
+}
+
+/// Columns of a block of scores that are computed: whole vectors are faster, and what is beyond the keys nobody reads.
+fn whole(keys: usize) -> usize {
+    keys.next_multiple_of(8)
 }
 
 /// The length of a row of scores.
@@ -674,7 +672,42 @@ enum Bound<'a> {
     Terms(&'a dyn Fn(usize, usize) -> Range<usize>),
 }
 
-/// C (+)= A B on one thread, `m` × `k` by `k` × `n`: `a(i, p)` at `a + i rsa + p csa`, rows of B and C as far apart as said.
+/// A right operand in the order in which tiles read it: panels of columns, row by row. Rows of heads lie too far apart for the
+/// few ways of an L1 cache.
+struct Panels<T: Real> {
+    data: Buf<T>,
+    /// Rows it has room for, and so the distance of panels.
+    rows: usize,
+}
+
+impl<T: Real> Panels<T> {
+    fn new<K: Kernel<E = T>>(columns: usize, rows: usize) -> Self {
+        Self { data: Buf::dirty(columns.next_multiple_of(K::PANEL) * rows), rows }
+    }
+
+    /// Takes `size` columns and rows: element (i, p) of column i and row p at `from.0 + i from.1 + p from.2`, and one of the steps
+    /// is 1.
+    ///
+    /// # Safety
+    /// They are there, and no more than there is room for.
+    unsafe fn fill<K: Kernel<E = T>>(
+        &mut self,
+        kernel: K,
+        (columns, rows): (usize, usize),
+        (from, across, along): (*const T, usize, usize),
+    ) {
+        for j in (0..columns).step_by(K::PANEL) {
+            let size = (K::PANEL.min(columns - j), rows);
+            let to = self.data[j * self.rows..].as_mut_ptr();
+            // SAFETY: the caller's promise; the panel begins within the buffer.
+            unsafe {
+                kernel.pack(size, (from.wrapping_add(j * across), across, along, columns - j), (to, K::PANEL))
+            };
+        }
+    }
+}
+
+/// C (+)= A B on one thread, `m` × `k` by `k` × `n`: `a(i, p)` at `a + i rsa + p csa`, rows of C as far apart as said.
 ///
 /// # Safety
 /// All of it is valid, and C overlaps neither A nor B.
@@ -682,7 +715,7 @@ unsafe fn product<K: Kernel>(
     kernel: K,
     (m, n, k): (usize, usize, usize),
     (a, rsa, csa): (*const K::E, usize, usize),
-    (b, ldb): (*const K::E, usize),
+    b: &Panels<K::E>,
     (c, ldc): (*mut K::E, usize),
     into: Into,
     bound: Bound,
@@ -702,13 +735,19 @@ unsafe fn product<K: Kernel>(
                     Bound::Terms(f) => (n, f(i, high)),
                 };
                 for j in (0..columns).step_by(K::PANEL) {
-                    // Whole panels as far as there are columns: a ragged one is slower.
                     let width = K::PANEL.min(n - j);
                     // SAFETY: the tile lies within the matrices of the caller's promise; of no terms nothing is read.
                     unsafe {
                         let a = (a.wrapping_add(i * rsa + terms.start * csa), rsa, csa);
-                        let b = (b.wrapping_add(terms.start * ldb + j), ldb);
-                        kernel.tile((high, width), terms.len(), a, b, (c.add(i * ldc + j), ldc), into);
+                        let b = b.data.as_ptr().wrapping_add(j * b.rows + terms.start * K::PANEL);
+                        kernel.tile(
+                            (high, width),
+                            terms.len(),
+                            a,
+                            (b, K::PANEL),
+                            (c.add(i * ldc + j), ldc),
+                            into,
+                        );
                     }
                 }
                 i += high;
@@ -717,21 +756,45 @@ unsafe fn product<K: Kernel>(
     );
 }
 
-/// Writes `rows` rows of `columns` numbers as columns.
-///
-/// # Safety
-/// The rows are valid at `from`, and `columns` rows of `to.1`, at least `rows`, at `to`.
-unsafe fn transpose<K: Kernel>(
-    kernel: K,
-    (rows, columns): (usize, usize),
-    (from, stride): (*const K::E, usize),
-    to: (*mut K::E, usize),
-) {
-    // SAFETY: the caller's promise.
-    unsafe { kernel.pack((rows, columns), (from, stride, 1, rows), to) }
+/// What is known of a query so far.
+#[derive(Clone, Copy)]
+struct State {
+    /// The largest score, times the scale.
+    most: f64,
+    /// The sum of exponentials, each divided by the largest.
+    sum: f64,
 }
 
-/// The largest number of a row that is not empty.
+/// All lanes as one, pairwise.
+#[inline(always)]
+fn fold(mut lanes: [f32; PAD], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = PAD / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Replaces a row of scores that is not empty by exponentials, as shares of the largest score so far, and adds them up; by what all
+/// before must be multiplied, should the largest have become larger.
+#[inline(always)]
+fn soften<S: Simd, T: Real>(s: S, row: &mut [T], scale: f64, state: &mut State) -> f64 {
+    let (highest, before) = (largest(s, row) * scale, state.most);
+    // Of nothing but −∞ and NaN, those stay what they are.
+    if highest > before {
+        state.most = highest;
+    }
+    let total = exponentials(s, row, scale, state.most);
+    let shrink = if state.sum == 0.0 || before == state.most { 1.0 } else { libm::exp(before - state.most) };
+    state.sum = state.sum * shrink + total;
+    shrink
+}
+
+/// The largest number of a row.
+#[inline(always)]
 fn largest<S: Simd, T: Real>(s: S, row: &[T]) -> f64 {
     if !T::IS_F32 {
         return row
@@ -739,73 +802,88 @@ fn largest<S: Simd, T: Real>(s: S, row: &[T]) -> f64 {
             .fold(f64::NEG_INFINITY, |most, v| if v.to_f64() > most { v.to_f64() } else { most });
     }
     let row = as_f32(row);
-    let most = s.run(
-        #[inline(always)]
-        || {
-            let mut most = s.splat(f32::NEG_INFINITY);
-            let chunks = row.chunks_exact(S::LANES);
-            let rest = chunks.remainder();
-            for chunk in chunks {
-                // SAFETY: a whole vector.
-                let v = unsafe { s.load(chunk.as_ptr()) };
-                most = s.where_below(most, v, v, most);
-            }
-            let mut lanes = [f32::NEG_INFINITY; PAD];
-            // SAFETY: no vector is wider.
-            unsafe { s.store(lanes.as_mut_ptr(), most) };
-            lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, v| if *v > most { *v } else { most })
-        },
-    );
-    f64::from(most)
+    let mut most = [s.splat(f32::NEG_INFINITY); 2];
+    let chunks = row.chunks_exact(S::LANES);
+    let mut lanes = [f32::NEG_INFINITY; PAD];
+    let rest = chunks.remainder();
+    lanes[..rest.len()].copy_from_slice(rest);
+    for (i, chunk) in chunks.enumerate() {
+        // SAFETY: a whole vector.
+        let v = unsafe { s.load(chunk.as_ptr()) };
+        most[i % 2] = s.where_below(most[i % 2], v, v, most[i % 2]);
+    }
+    // SAFETY: no vector is wider.
+    unsafe {
+        let v = s.load(lanes.as_ptr());
+        let v = s.where_below(v, most[0], most[0], v);
+        s.store(lanes.as_mut_ptr(), s.where_below(v, most[1], most[1], v));
+    }
+    lanes[S::LANES..].fill(f32::NEG_INFINITY);
+    f64::from(fold(lanes, |a, b| if a < b { b } else { a }))
 }
 
 /// Replaces a row v by exp(scale · v − shift) and returns the sum.
+#[inline(always)]
 fn exponentials<S: Simd, T: Real>(s: S, row: &mut [T], scale: f64, shift: f64) -> f64 {
     if !T::IS_F32 {
         row.iter_mut().for_each(|v| *v = T::from_f64(v.to_f64() * scale - shift).exponential());
         return row.iter().map(|v| v.to_f64()).sum();
     }
     let row = as_f32_mut(row);
-    let (scale, shift) = (scale as f32, shift as f32);
+    let (scale, shift) = (s.splat(scale as f32), s.splat(-shift as f32));
+    // Two sums, so that additions need not wait for each other.
+    let mut sums = [s.zero(); 2];
     let (whole, part) = row.split_at_mut(row.len() / S::LANES * S::LANES);
-    s.run(
-        #[inline(always)]
-        || {
-            let (scale, shift) = (s.splat(scale), s.splat(-shift));
-            let mut sum = s.zero();
-            let mut one = |chunk: &mut [f32]| {
-                // SAFETY: a whole vector.
-                unsafe {
-                    let v = exp(s, s.fma(s.load(chunk.as_ptr()), scale, shift));
-                    s.store(chunk.as_mut_ptr(), v);
-                    sum = s.add(sum, v);
-                }
-            };
-            whole.chunks_exact_mut(S::LANES).for_each(&mut one);
-            if !part.is_empty() {
-                let mut lanes = [f32::NEG_INFINITY; PAD];
-                lanes[..part.len()].copy_from_slice(part);
-                one(&mut lanes[..S::LANES]);
-                part.copy_from_slice(&lanes[..part.len()]);
-            }
-            let mut lanes = [0f32; PAD];
-            // SAFETY: no vector is wider.
-            unsafe { s.store(lanes.as_mut_ptr(), sum) };
-            lanes.iter().map(|v| f64::from(*v)).sum()
-        },
-    )
+    for (i, chunk) in whole.chunks_exact_mut(S::LANES).enumerate() {
+        // SAFETY: a whole vector.
+        unsafe {
+            let v = exp(s, s.fma(s.load(chunk.as_ptr()), scale, shift));
+            s.store(chunk.as_mut_ptr(), v);
+            sums[i % 2] = s.add(sums[i % 2], v);
+        }
+    }
+    let mut lanes = [f32::NEG_INFINITY; PAD];
+    // SAFETY: no vector is wider.
+    unsafe {
+        if !part.is_empty() {
+            lanes[..part.len()].copy_from_slice(part);
+            let v = exp(s, s.fma(s.load(lanes.as_ptr()), scale, shift));
+            s.store(lanes.as_mut_ptr(), v);
+            part.copy_from_slice(&lanes[..part.len()]);
+            sums[0] = s.add(sums[0], v);
+        }
+        lanes = [0.0; PAD];
+        s.store(lanes.as_mut_ptr(), s.add(sums[0], sums[1]));
+    }
+    f64::from(fold(lanes, |a, b| a + b))
 }
 
-/// The gradient of scores: share · (slope − along) · scale.
-fn slope_row<S: Simd, T: Real>(s: S, shares: &[T], slopes: &mut [T], along: T, scale: T) {
-    s.run(
-        #[inline(always)]
-        || {
-            for (slope, share) in slopes.iter_mut().zip(shares) {
-                *slope = *share * (*slope - along) * scale;
-            }
-        },
-    );
+/// Replaces scores by shares, exp(scale · score − lse), and the gradients of shares by those of scores,
+/// share · (slope − along) · scale.
+#[inline(always)]
+fn slope<S: Simd, T: Real>(s: S, shares: &mut [T], slopes: &mut [T], scale: f64, [lse, along]: [T; 2]) {
+    if !T::IS_F32 {
+        exponentials(s, shares, scale, lse.to_f64());
+        for (slope, share) in slopes.iter_mut().zip(shares) {
+            *slope = *share * (*slope - along) * T::from_f64(scale);
+        }
+        return;
+    }
+    let (shares, slopes) = (as_f32_mut(shares), as_f32_mut(slopes));
+    let (lse, along) = (s.splat(-lse.to_f64() as f32), s.splat(along.to_f64() as f32));
+    let factor = s.splat(scale as f32);
+    let whole = shares.len() / S::LANES * S::LANES;
+    for at in (0..shares.len()).step_by(S::LANES) {
+        let count = if at < whole { S::LANES } else { shares.len() - at };
+        let (share, slope) = (shares[at..].as_mut_ptr(), slopes[at..].as_mut_ptr());
+        // SAFETY: `count` numbers, the rest of the row if it is not whole.
+        unsafe {
+            let v = exp(s, s.fma(read(s, share, count), factor, lse));
+            let g = s.mul(s.mul(v, s.sub(read(s, slope, count), along)), factor);
+            write(s, share, count, v, Into::Set);
+            write(s, slope, count, g, Into::Set);
+        }
+    }
 }
 
 #[cfg(test)]

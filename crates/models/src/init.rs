@@ -21,8 +21,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ```
 ///
 /// Any such model can be built; to be trained it must also consist of ops that have a backward pass. Some of candle-nn's have
-/// none, and gradients end there without a word: `LayerNorm` and `RmsNorm` on contiguous inputs (`RmsNorm::forward_diff` and
-/// `ops::layer_norm_slow` have one), `ops::softmax_last_dim` (`ops::softmax` has one) and the rotary embeddings.
+/// none, and gradients end there without a word:
+///
+/// | candle-nn | in its place |
+/// | --- | --- |
+/// | `LayerNorm` with a bias, on contiguous inputs | `ops::layer_norm_slow`, `layer_norm_no_bias`, or [`norm`](crate::ops::norm) |
+/// | `RmsNorm` on contiguous inputs | `RmsNorm::forward_diff`, `ops::rms_norm_slow`, or [`norm`](crate::ops::norm) |
+/// | `ops::softmax_last_dim` | `ops::softmax` |
+/// | `rotary_emb::{rope, rope_i, rope_thd}` | `rope_slow`, `rope_i_slow`, or [`rotary`](crate::ops::rotary) |
+/// | `attention::flash_attn`, `ops::sdpa` | products and `ops::softmax`, or [`attention`](crate::ops::attention) |
+///
+/// Embeddings, linear layers, convolutions, `ops::{silu, swiglu, dropout, log_softmax}` and GELU have one.
 #[derive(Clone, Debug)]
 pub struct Params {
     seed: u64,

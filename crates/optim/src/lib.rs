@@ -228,8 +228,8 @@ pub use domain::Domain;
 pub use driver::{Group, Optim, Pattern};
 pub use error::{Error, Result};
 pub use microscope::{
-    Along, Eigenvalue, Figures, Halves, Microscope, Noise, Parabola, REFERENCES, Seen, Shadow, Spread,
-    Values, early_stop, nearest,
+    Along, Eigenvalue, Figures, Halves, Microscope, Noise, Parabola, REFERENCES, Reached, Seen, Shadow,
+    Spread, Values, early_stop, nearest,
 };
 pub use optimizer::{Deferred, Evaluated, Optimizer, Others, ParamInfo, StepContext};
 pub use precision::{Precision, Rounding};

@@ -49,3 +49,40 @@ fn the_command_says_what_it_cannot_do() {
     assert!(run(&[runs, "--out", page.to_str().unwrap()]).status.success());
     assert!(fs::metadata(page).unwrap().len() > 10_000);
 }
+
+#[test]
+fn explain_reads_what_a_microscope_saw_and_says_how_to_get_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let taper = |args: &[&str]| Command::new(env!("CARGO_BIN_EXE_taper")).args(args).output().unwrap();
+    let recipe = folder.path().join("tiny.yaml");
+    fs::write(&recipe, RECIPE).unwrap();
+    let runs = folder.path().join("runs");
+    let (recipe, at) = (recipe.to_str().unwrap(), runs.to_str().unwrap());
+    assert!(taper(&["train", "-q", recipe, "--runs", at]).status.success());
+    let run = || {
+        let whole = |path: &std::path::PathBuf| !path.to_string_lossy().contains(".before-") && path.is_dir();
+        let mut all = fs::read_dir(&runs).unwrap().map(|entry| entry.unwrap().path());
+        all.find(whole).unwrap().to_str().unwrap().to_owned()
+    };
+    let unseen = taper(&["explain", &run()]);
+    let message = String::from_utf8_lossy(&unseen.stderr).into_owned();
+    assert_eq!(unseen.status.code(), Some(2), "{message}");
+    // What it says to do does it.
+    let advised = message.split('`').nth(1).unwrap().to_owned();
+    let words: Vec<&str> = advised.split_whitespace().skip(1).collect();
+    assert_eq!((words[0], words[2], words[3]), ("train", "--fresh", "--set"), "{advised}");
+    let set = advised.split("--set ").nth(1).unwrap().replace('\'', "");
+    let again = taper(&["train", "-q", words[1], "--fresh", "--set", &set, "--runs", at]);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    let seen = taper(&["explain", &run()]);
+    let text = String::from_utf8_lossy(&seen.stdout).into_owned();
+    assert!(seen.status.success() && text.contains("# decgd 0.01, explained"), "{text}");
+    assert!(text.contains("(rule: vector)") && text.contains("| 0.weight"), "{text}");
+    let page = folder.path().join("page.html");
+    assert!(taper(&["explain", &run(), &run(), "--out", page.to_str().unwrap()]).status.success());
+    assert!(fs::read_to_string(page).unwrap().contains("What differed"));
+    let lines = taper(&["explain", &run(), "--json"]);
+    let first = String::from_utf8_lossy(&lines.stdout).lines().next().unwrap().to_owned();
+    assert!(serde_json::from_str::<serde_json::Value>(&first).unwrap()["quantity"].is_string(), "{first}");
+    assert_eq!(taper(&["explain", &run(), &run(), &run()]).status.code(), Some(2));
+}

@@ -163,6 +163,7 @@ fn train_again(
         if let Some(line) = sight_difference(&seen(folder)?, &seen(&again)?, stop) {
             let path = folder.join(run::PROBE);
             found.damage.push(format!("{}: line {line} came out otherwise", path.display()));
+            return Ok(());
         }
         if found.intact.contains(&stop) {
             found.checkpoint = checkpoint_difference(folder, &again, stop)?;

@@ -7,7 +7,8 @@ use crate::{Error, Result};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A batch of images between two ops, with the channels of a pixel side by side.
+/// A batch of images between two ops, with the channels of a pixel side by side; or of sequences, which are images of one row:
+/// `[batch, 1, time, features]`.
 ///
 /// On the CPU its values live beside candle's graph (see the module `graph`); on other devices it is a
 /// plain tensor and every op on it is composed of candle's own.

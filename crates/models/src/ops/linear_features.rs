@@ -3,7 +3,7 @@ use super::feature_map::{Element, FeatureMap, Host, check_param};
 use super::gelu::gelu_of;
 use super::{Activation, Gelu, Mask, arithmetic, linear, masked, shape_error, with_slice};
 use crate::kernels::gemm::{Mat, Start, gemm, gemm_from, product};
-use crate::kernels::sums::column_sums;
+use crate::kernels::sums::row_sums;
 use crate::kernels::{Arithmetic, Buf, Shared, gelu as curve, par};
 use crate::{Result, op_span};
 use candle_core::Tensor;
@@ -110,7 +110,7 @@ impl<T: Element> Layer<T> {
             })?;
         }
         let dw = weights.then(|| product(by, g.t(), Mat::new(&x.data, m, k)));
-        let db = (weights && self.with_bias).then(|| column_sums(dy, n));
+        let db = (weights && self.with_bias).then(|| row_sums(by.isa, dy, n));
         Ok([dw, db])
     }
 }

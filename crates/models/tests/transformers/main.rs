@@ -1,4 +1,5 @@
 //! Transformers and their ops, by behaviour.
+mod candle;
 #[path = "../common/mod.rs"]
 mod common;
 mod golden;

@@ -32,7 +32,7 @@ mod quantiles;
 pub use curvature::{Along, Eigenvalue, Parabola};
 pub use fit::{REFERENCES, nearest};
 pub use noise::{Halves, Noise, early_stop};
-pub use quantiles::{Spread, Values};
+pub use quantiles::{Reached, Spread, Values};
 
 use crate::driver::cpu::slice;
 use crate::matrix::newton_schulz;

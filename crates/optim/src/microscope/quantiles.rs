@@ -1,4 +1,5 @@
 //! True quantiles over all elements of many tensors: selection by the bits of numbers, without sorting them.
+use crate::driver::cpu::vectorized;
 use rayon::prelude::*;
 
 /// The values of one parameter's buffer.
@@ -19,8 +20,19 @@ impl Values<'_> {
     }
 }
 
-/// A quantity over all elements of all parameters: each element counts once, so that large tensors weigh more.
+/// What the elements of one tensor reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reached {
+    /// The smallest.
+    pub min: f64,
+    /// The mean.
+    pub mean: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// A quantity over all elements of all parameters: each element counts once, so that large tensors weigh more.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
     /// How many elements there are.
     pub elements: u64,
@@ -38,6 +50,8 @@ pub struct Spread {
     pub rms_error: f64,
     /// The largest such difference.
     pub max_error: f64,
+    /// What each tensor's elements reach; `None` for one without any.
+    pub each: Vec<Option<Reached>>,
 }
 
 /// The quantiles that are told.
@@ -49,11 +63,18 @@ impl Spread {
     /// Of the elements of all tensors about a centre; `None` without any.
     pub fn of(tensors: &[Values<'_>], centre: f64) -> Option<Self> {
         let elements: u64 = tensors.iter().map(|values| values.len() as u64).sum();
-        let moments = tensors.iter().map(|values| match values {
-            Values::F32(values) => moments(values, centre),
-            Values::F64(values) => moments(values, centre),
-        });
-        let all = moments.flatten().reduce(Moments::join).filter(|_| elements > 0)?;
+        let moments: Vec<Option<Moments>> = tensors
+            .iter()
+            .map(|values| match values {
+                Values::F32(values) => moments(values, centre),
+                Values::F64(values) => moments(values, centre),
+            })
+            .collect();
+        let all = moments.iter().flatten().copied().reduce(Moments::join).filter(|_| elements > 0)?;
+        let reached = |(values, moments): (&Values, &Option<Moments>)| {
+            moments.map(|m| Reached { min: m.min, mean: m.sum / values.len() as f64, max: m.max })
+        };
+        let each = tensors.iter().zip(&moments).map(reached).collect();
         let rank = |q: f64| ((q * elements as f64).ceil() as u64).clamp(1, elements) - 1;
         let singles: Option<Vec<&[f32]>> = tensors
             .iter()
@@ -85,6 +106,7 @@ impl Spread {
             negative: all.negative as f64 / n,
             rms_error: (all.square / n).sqrt(),
             max_error: (all.max - centre).abs().max((all.min - centre).abs()),
+            each,
         })
     }
 }
@@ -111,19 +133,39 @@ impl Moments {
 }
 
 fn moments<T: Copy + Into<f64> + Sync>(values: &[T], centre: f64) -> Option<Moments> {
+    const LANES: usize = 8;
     let chunk = |chunk: &[T]| {
-        let start =
-            Moments { min: f64::INFINITY, max: f64::NEG_INFINITY, sum: 0.0, square: 0.0, negative: 0 };
-        let mut lanes = [start; 8];
-        for (i, v) in chunk.iter().enumerate() {
-            let (lane, v) = (&mut lanes[i % 8], (*v).into());
-            lane.min = if v < lane.min { v } else { lane.min };
-            lane.max = if v > lane.max { v } else { lane.max };
-            lane.sum += v;
-            lane.square += (v - centre) * (v - centre);
-            lane.negative += u64::from(v < 0.0);
-        }
-        lanes.into_iter().fold(start, Moments::join)
+        vectorized(
+            #[inline(always)]
+            || {
+                let (mut min, mut max) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
+                let (mut sum, mut square) = ([0.0; LANES], [0.0; LANES]);
+                let mut take = |i: usize, v: T| {
+                    let v: f64 = v.into();
+                    min[i] = if v < min[i] { v } else { min[i] };
+                    max[i] = if v > max[i] { v } else { max[i] };
+                    sum[i] += v;
+                    square[i] += (v - centre) * (v - centre);
+                };
+                let (groups, tail) = chunk.as_chunks::<LANES>();
+                for group in groups {
+                    for (i, v) in group.iter().enumerate() {
+                        take(i, *v);
+                    }
+                }
+                tail.iter().enumerate().for_each(|(i, v)| take(i, *v));
+                let min = min.into_iter().fold(f64::INFINITY, f64::min);
+                // Hardly ever are there any to count.
+                let below = || chunk.iter().filter(|v| Into::<f64>::into(**v) < 0.0).count() as u64;
+                Moments {
+                    min,
+                    max: max.into_iter().fold(f64::NEG_INFINITY, f64::max),
+                    sum: sum.into_iter().sum(),
+                    square: square.into_iter().sum(),
+                    negative: if min < 0.0 { below() } else { 0 },
+                }
+            },
+        )
     };
     let chunks: Vec<Moments> = values.par_chunks(CHUNK).map(chunk).collect();
     chunks.into_iter().reduce(Moments::join)
@@ -139,69 +181,62 @@ fn value(key: u32) -> f32 {
     f32::from_bits(if key >> 31 == 1 { key & 0x7fff_ffff } else { !key })
 }
 
-/// How many values have each upper half of a key: counts do not depend on who counts.
-const HALF: usize = 1 << 16;
-/// Elements that a count is made of.
-const COUNTED: usize = 1 << 19;
+/// The bits of keys that are counted at a time: how far they are shifted, and how many. Tables of that many counts stay in the L1
+/// cache.
+const LEVELS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
+/// Tables that neighbours are counted in by turns: elements that are alike would wait for each other's count.
+const TURNS: usize = 4;
+/// Elements counted at a time.
+const COUNTED: usize = 1 << 16;
 
-/// The values of some ranks, from 0, all below the number of elements: first the upper half of their bits by counting, then
-/// the lower.
+/// The values of some ranks, from 0, all below the number of elements: by counting the first bits of all keys, then the next ones of
+/// those keys that begin as the wanted ones do.
 fn select<const N: usize>(tensors: &[&[f32]], ranks: &[u64; N]) -> [f32; N] {
-    fn count(tensors: &[&[f32]], add: impl Fn(&mut [u32], u32) + Sync, size: usize) -> Vec<u64> {
-        let pieces = tensors.par_iter().flat_map(|values| values.par_chunks(COUNTED));
-        let counts = pieces.map(|piece| {
-            let mut counts = vec![0u32; size];
-            piece.iter().for_each(|v| add(&mut counts, key(*v)));
+    // One list of all pieces: then there are about as many tables as threads, not as tensors.
+    let pieces: Vec<&[f32]> = tensors.iter().flat_map(|values| values.chunks(COUNTED)).collect();
+    let (mut begins, mut left) = ([0u32; N], *ranks);
+    for (shift, bits) in LEVELS {
+        let mut wanted = begins.to_vec();
+        wanted.dedup();
+        let size = 1usize << bits;
+        let count = |mut counts: Vec<u64>, piece: &&[f32]| {
+            for (i, v) in piece.iter().enumerate() {
+                let key = key(*v);
+                // Before the first bits there is nothing to begin with.
+                let begin = key.checked_shr(shift + bits).unwrap_or(0);
+                if let Some(which) = wanted.iter().position(|wanted| *wanted == begin) {
+                    let digit = (key >> shift) as usize & (size - 1);
+                    counts[(which * TURNS + i % TURNS) * size + digit] += 1;
+                }
+            }
             counts
-        });
-        let sum = |mut all: Vec<u64>, counts: Vec<u32>| {
-            all.iter_mut().zip(counts).for_each(|(all, count)| *all += u64::from(count));
-            all
         };
-        let join = |mut a: Vec<u64>, b: Vec<u64>| {
-            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-            a
+        let join = |a: Vec<u64>, b: Vec<u64>| match (a.is_empty(), b.is_empty()) {
+            (true, _) => b,
+            (_, true) => a,
+            _ => a.iter().zip(b).map(|(a, b)| a + b).collect(),
         };
-        counts.fold(|| vec![0u64; size], sum).reduce(|| vec![0u64; size], join)
-    }
-    /// Where a rank lies in counts, and its rank there.
-    fn find(counts: &[u64], rank: u64) -> (usize, u64) {
-        let mut before = 0;
-        for (place, count) in counts.iter().enumerate() {
-            if rank < before + count {
-                return (place, rank - before);
+        let zeros = || vec![0u64; wanted.len() * TURNS * size];
+        let counts = pieces.par_iter().fold(zeros, count).reduce(Vec::new, join);
+        for (begin, left) in begins.iter_mut().zip(&mut left) {
+            let which = wanted.iter().position(|wanted| wanted == begin).unwrap_or(0);
+            let of = |digit: usize| -> u64 {
+                (0..TURNS).filter_map(|turn| counts.get((which * TURNS + turn) * size + digit)).sum()
+            };
+            let mut digit = 0;
+            while digit + 1 < size && *left >= of(digit) {
+                *left -= of(digit);
+                digit += 1;
             }
-            before += count;
+            *begin = *begin << bits | digit as u32;
         }
-        (counts.len().saturating_sub(1), 0)
     }
-    let upper = count(tensors, |counts, key| counts[(key >> 16) as usize] += 1, HALF);
-    let places = ranks.map(|rank| find(&upper, rank));
-    let mut wanted: Vec<usize> = places.iter().map(|(place, _)| *place).collect();
-    wanted.sort_unstable();
-    wanted.dedup();
-    let mut table = vec![u8::MAX; HALF];
-    wanted.iter().enumerate().for_each(|(i, place)| table[*place] = i as u8);
-    let lower = count(
-        tensors,
-        |counts, key| {
-            let which = table[(key >> 16) as usize];
-            if which != u8::MAX {
-                counts[usize::from(which) * HALF + (key & 0xffff) as usize] += 1;
-            }
-        },
-        wanted.len() * HALF,
-    );
-    places.map(|(place, rank)| {
-        let which = wanted.iter().position(|wanted| *wanted == place).unwrap_or(0);
-        let (low, _) = find(&lower[which * HALF..(which + 1) * HALF], rank);
-        value((place as u32) << 16 | low as u32)
-    })
+    begins.map(value)
 }
 
 /// Quantiles of a sample whose values stand for so many elements each; `None` without any.
 pub(super) fn weighted<const N: usize>(sample: &mut [(f64, f64)], wanted: [f64; N]) -> Option<[f64; N]> {
-    sample.sort_by(|a, b| a.0.total_cmp(&b.0));
+    sample.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let all: f64 = sample.iter().map(|(_, weight)| weight).sum();
     let last = sample.last()?.0;
     Some(wanted.map(|q| {

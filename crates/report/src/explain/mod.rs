@@ -249,7 +249,7 @@ fn layer_table(run: &Explained) -> Table {
             near.map_or_else(String::new, |near| title(near.name).to_owned()),
             share(near.map(|near| near.r2)),
             number(near.map(|near| near.rate)),
-            number(last.of_layer(layer, "v_p50")),
+            number(last.of_layer(layer, "v_mean")),
             number(scale.filter(|(_, square)| *square > 0.0).map(|(trace, square)| trace / square)),
         ]);
         table.row(cells);

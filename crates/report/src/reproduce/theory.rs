@@ -176,17 +176,19 @@ enum Held {
     Everywhere,
     /// At all points; between them it cannot be told.
     AtPoints,
-    /// From this T on a run was above it: its regret and the bound there.
+    /// At this T, the first of all runs, one was above it: its regret and the bound there.
     Not(u64, f64, f64),
-    /// From this T on a v was not positive, and the bound says nothing.
+    /// At this T, the first of all runs, a v was not positive, from where on the bound says nothing.
     NoV(u64),
     /// There is no bound.
     None,
 }
 
-fn held(setting: &Setting) -> Held {
+/// What became of the bound, and in how many runs.
+fn held(setting: &Setting) -> (Held, usize) {
     let (mut everywhere, mut any) = (true, false);
     let mut first: Option<(u64, Held)> = None;
+    let mut above = 0;
     for trace in &setting.traces {
         let mut before: Option<f64> = None;
         for point in &trace.points {
@@ -202,6 +204,7 @@ fn held(setting: &Setting) -> Held {
                 _ => None,
             };
             if let Some(found) = found {
+                above += 1;
                 if first.as_ref().is_none_or(|(t, _)| point.t < *t) {
                     first = Some((point.t, found));
                 }
@@ -212,12 +215,13 @@ fn held(setting: &Setting) -> Held {
             before = Some(bound);
         }
     }
-    match first {
+    let held = match first {
         _ if !any => Held::None,
         Some((_, found)) => found,
         None if everywhere => Held::Everywhere,
         None => Held::AtPoints,
-    }
+    };
+    (held, above)
 }
 
 fn exponents(setting: &Setting) -> Option<Interval> {
@@ -248,17 +252,21 @@ const EXPONENT: &str = "R(T) grows at most as √T";
 const GRADIENT: &str = "min ‖∇f‖² falls at least as log T/√T";
 
 fn judge_bound(experiment: &str, setting: &Setting) -> Option<Judged> {
-    let (verdict, reason) = match held(setting) {
+    let (held, above) = held(setting);
+    let of = format!("in {above} of {} runs", setting.traces.len());
+    let (verdict, reason) = match held {
         Held::None => return None,
         Held::Everywhere => (Verdict::Reproduced, "at every T of every run".to_owned()),
         Held::AtPoints => (Verdict::Reproduced, "at every T that was looked at, of every run".to_owned()),
         Held::Not(t, regret, bound) => (
             Verdict::Differs,
-            format!("at T = {t} the regret is {}, the bound {}", short(regret), short(bound)),
+            format!("{of} it is not; first at T = {t}: regret {}, bound {}", short(regret), short(bound)),
         ),
         Held::NoV(t) => (
             Verdict::Undecided,
-            format!("at T = {t} a v is not above 0, as the proof asks, and the bound says nothing"),
+            format!(
+                "{of} a v is not above 0, as the proof asks, and the bound says nothing; first at T = {t}"
+            ),
         ),
     };
     Some(judged(experiment, setting, BOUND, verdict, reason))
@@ -339,7 +347,7 @@ fn regret_table(settings: &[Setting]) -> Table {
         let least_v = last(&|_, point| point.least_v);
         let bound = last(&|trace, point| bound(setting.recipe, trace, point))
             .filter(|_| least_v.is_some_and(|v| v > 0.0));
-        let held = match held(setting) {
+        let held = match held(setting).0 {
             Held::None => "–".to_owned(),
             Held::Everywhere => "at every T".to_owned(),
             Held::AtPoints => "at every point".to_owned(),

@@ -208,9 +208,9 @@ fn vector(optimizers: &Optimizers, root: f64, seen: &mut Seen) {
         ("v_error_max", spread.max_error),
     ];
     seen.all.extend(figures.map(|(name, value)| (name.to_owned(), value)));
-    for (name, values) in &followers {
-        let Some(own) = Spread::of(&[*values], root) else { continue };
-        let figures = [("v_min", own.min), ("v_p50", own.quantiles[2]), ("v_max", own.max)];
+    for ((name, _), own) in followers.iter().zip(&spread.each) {
+        let Some(own) = own else { continue };
+        let figures = [("v_min", own.min), ("v_mean", own.mean), ("v_max", own.max)];
         let of = seen.params.entry((*name).to_owned()).or_default();
         of.extend(figures.map(|(name, value)| (name.to_owned(), value)));
     }

@@ -146,6 +146,8 @@ fn decgd_whose_vector_stands_still_is_momentum_with_a_rising_rate() {
     );
     let claim = "The vector hardly moves, so decgd amounts to momentum descent (SGDM) with a rising rate";
     assert!(said[1].contains(claim) && said[1].contains("R² 0.998, 0.998, 0.998"), "{}", said[1]);
+    // Whatever a schedule does to the rate itself.
+    assert!(said[1].contains("1 times its learning rate at the first look"), "{}", said[1]);
     assert_says(&run.says("rate"), &["rose by a factor of", "while the loss went from 2 to"]);
     // A vector that moves, a fit that is poor, a rate that stays: each takes the claim away or changes it.
     let moving = MadeUp {
@@ -203,12 +205,12 @@ fn what_to_try_next_follows_from_alpha_and_the_stability_ratio() {
     // The parabola asks for five times the rate, stability allows for ten.
     assert_says(
         &small.says("next"),
-        &["larger than 0.1", "about 5 times it, 0.5", "α -0.8, stability ratio 0.1"],
+        &["larger than the last stage's 0.1", "about 5 times it, 0.5", "α -0.8, stability ratio 0.1"],
     );
     let large = MadeUp { all: |_| with(1.0, 1.6), ..MadeUp::default() };
     assert_says(&large.says("alpha"), &["go well beyond the minimum"]);
     assert_says(&large.says("stability"), &["above the threshold of stability"]);
-    assert_says(&large.says("next"), &["smaller than 0.1", "about 0.5 times it, 0.05"]);
+    assert_says(&large.says("next"), &["smaller than the last stage's 0.1", "about 0.5 times it, 0.05"]);
     let right = MadeUp { all: |_| with(0.1, 0.9), ..MadeUp::default() };
     assert_says(&right.says("alpha"), &["end near the minimum"]);
     assert_says(&right.says("stability"), &["at the edge of stability"]);
@@ -258,7 +260,7 @@ fn the_first_sign_of_instability_is_found_with_its_step_and_its_layer() {
             "the update-to-weight ratio of head.bias, at step 190: from 0.01 to 0.08",
         ],
     );
-    assert_says(&run.says("next"), &["smaller than 0.1", "the run became unstable"]);
+    assert_says(&run.says("next"), &["smaller than the last stage's 0.1", "the run became unstable"]);
     let found = explain::instability(&run.run()).unwrap();
     assert_eq!((found.step, found.first.unwrap().step), (210, 190));
     // A threshold that is crossed before is the first sign.

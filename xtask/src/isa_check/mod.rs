@@ -47,17 +47,24 @@ const fn test(name: &'static str, krate: &'static str) -> Test {
 }
 
 /// The tests of kernels, models and golden records.
-const TESTS: [Test; 8] = [
+const TESTS: [Test; 9] = [
     Test {
         name: "taper_kernels",
         krate: KERNELS,
-        slow: &["any_number_of_threads", "large_shapes", "every_cut", "every_shape"],
+        slow: &[
+            "any_number_of_threads",
+            "large_shapes",
+            "every_cut",
+            "every_shape",
+            "gradients_are_those_of_small_steps",
+        ],
     },
     test("taper_models", "models"),
     test("conv", "models"),
     test("batch_norm", "models"),
     test("pool", "models"),
     test("sequence", "models"),
+    test("transformers", "models"),
     test("vision_golden", "models"),
     test("golden", "optim"),
 ];

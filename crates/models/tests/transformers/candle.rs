@@ -3,7 +3,9 @@ use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{LayerNorm, Module, RmsNorm, ops, rotary_emb};
 
 fn passes(op: impl Fn(&Tensor) -> Result<Tensor>) -> bool {
-    let x = Var::from_tensor(&Tensor::arange(1f32, 49f32, &Device::Cpu).unwrap().reshape((1, 2, 3, 8)).unwrap()).unwrap();
+    let x =
+        Var::from_tensor(&Tensor::arange(1f32, 49f32, &Device::Cpu).unwrap().reshape((1, 2, 3, 8)).unwrap())
+            .unwrap();
     let loss = op(x.as_tensor()).unwrap().sqr().unwrap().sum_all().unwrap();
     // Gradients that end on the way, and ops that say that they have none, come to the same.
     loss.backward().is_ok_and(|grads| grads.get(&x).is_some())

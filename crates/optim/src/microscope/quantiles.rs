@@ -84,7 +84,14 @@ impl Spread {
             })
             .collect();
         let quantiles = match singles {
-            Some(singles) => select(&singles, &WANTED.map(rank)).map(f64::from),
+            Some(singles) => {
+                // Numbers that are none lie outside of all others.
+                let (first, last) =
+                    if all.sum.is_nan() { (0, u32::MAX) } else { (key(all.min as f32), key(all.max as f32)) };
+                // The key of 0 is above that of -0, its equal.
+                let span = Span { first: first.min(last), last: last.max(first) };
+                select(&singles, &WANTED.map(rank), span).map(f64::from)
+            }
             // Functions of a few variables.
             None => {
                 let each = tensors.iter().flat_map(|values| match values {
@@ -140,20 +147,30 @@ fn moments<T: Copy + Into<f64> + Sync>(values: &[T], centre: f64) -> Option<Mome
             || {
                 let (mut min, mut max) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
                 let (mut sum, mut square) = ([0.0; LANES], [0.0; LANES]);
-                let mut take = |i: usize, v: T| {
-                    let v: f64 = v.into();
+                let (groups, tail) = chunk.as_chunks::<LANES>();
+                for group in groups {
+                    let v: [f64; LANES] = group.map(Into::into);
+                    // One quantity after the other, so that each is a vector.
+                    for i in 0..LANES {
+                        min[i] = if v[i] < min[i] { v[i] } else { min[i] };
+                    }
+                    for i in 0..LANES {
+                        max[i] = if v[i] > max[i] { v[i] } else { max[i] };
+                    }
+                    for i in 0..LANES {
+                        sum[i] += v[i];
+                    }
+                    for i in 0..LANES {
+                        square[i] += (v[i] - centre) * (v[i] - centre);
+                    }
+                }
+                for (i, v) in tail.iter().enumerate() {
+                    let v: f64 = (*v).into();
                     min[i] = if v < min[i] { v } else { min[i] };
                     max[i] = if v > max[i] { v } else { max[i] };
                     sum[i] += v;
                     square[i] += (v - centre) * (v - centre);
-                };
-                let (groups, tail) = chunk.as_chunks::<LANES>();
-                for group in groups {
-                    for (i, v) in group.iter().enumerate() {
-                        take(i, *v);
-                    }
                 }
-                tail.iter().enumerate().for_each(|(i, v)| take(i, *v));
                 let min = min.into_iter().fold(f64::INFINITY, f64::min);
                 // Hardly ever are there any to count.
                 let below = || chunk.iter().filter(|v| Into::<f64>::into(**v) < 0.0).count() as u64;
@@ -181,57 +198,108 @@ fn value(key: u32) -> f32 {
     f32::from_bits(if key >> 31 == 1 { key & 0x7fff_ffff } else { !key })
 }
 
-/// The bits of keys that are counted at a time: how far they are shifted, and how many. Tables of that many counts stay in the L1
-/// cache.
-const LEVELS: [(u32, u32); 3] = [(21, 11), (10, 11), (0, 10)];
 /// Tables that neighbours are counted in by turns: elements that are alike would wait for each other's count.
 const TURNS: usize = 4;
 /// Elements counted at a time.
 const COUNTED: usize = 1 << 16;
 
-/// The values of some ranks, from 0, all below the number of elements: by counting the first bits of all keys, then the next ones of
-/// those keys that begin as the wanted ones do.
-fn select<const N: usize>(tensors: &[&[f32]], ranks: &[u64; N]) -> [f32; N] {
-    // One list of all pieces: then there are about as many tables as threads, not as tensors.
-    let pieces: Vec<&[f32]> = tensors.iter().flat_map(|values| values.chunks(COUNTED)).collect();
-    let (mut begins, mut left) = ([0u32; N], *ranks);
-    for (shift, bits) in LEVELS {
-        let mut wanted = begins.to_vec();
-        wanted.dedup();
-        let size = 1usize << bits;
-        let count = |mut counts: Vec<u64>, piece: &&[f32]| {
-            for (i, v) in piece.iter().enumerate() {
-                let key = key(*v);
-                // Before the first bits there is nothing to begin with.
-                let begin = key.checked_shr(shift + bits).unwrap_or(0);
-                if let Some(which) = wanted.iter().position(|wanted| *wanted == begin) {
-                    let digit = (key >> shift) as usize & (size - 1);
-                    counts[(which * TURNS + i % TURNS) * size + digit] += 1;
+/// Where numbers lie in a range of keys; what lies outside counts as its ends.
+#[derive(Clone, Copy)]
+struct Span {
+    first: u32,
+    last: u32,
+}
+
+impl Span {
+    fn offsets(self, values: &[f32], to: &mut [u32]) {
+        vectorized(
+            #[inline(always)]
+            || {
+                for (to, v) in to.iter_mut().zip(values) {
+                    *to = key(*v).max(self.first).min(self.last) - self.first;
+                }
+            },
+        );
+    }
+}
+
+/// How many of the elements have each index, which their places in the range have: counts do not depend on who counts.
+fn count(pieces: &[&[f32]], span: Span, size: usize, index: impl Fn(u32) -> usize + Sync) -> Vec<u64> {
+    // Counts of 32 bits by turns, side by side (tables a power of two apart would look alike to the CPU's store buffer), and those of
+    // 64 bits that they are added to before they overflow.
+    let start = || (vec![[0u32; TURNS]; size], 0usize, vec![0u64; size]);
+    let flush = |turns: &mut [[u32; TURNS]], all: &mut [u64]| {
+        for (all, turns) in all.iter_mut().zip(turns) {
+            *all += std::mem::take(turns).into_iter().map(u64::from).sum::<u64>();
+        }
+    };
+    type Counts = (Vec<[u32; TURNS]>, usize, Vec<u64>);
+    let add = |(mut turns, mut counted, mut all): Counts, piece: &&[f32]| {
+        if counted + piece.len() > u32::MAX as usize {
+            flush(&mut turns, &mut all);
+            counted = 0;
+        }
+        let mut offsets = [0; 1024];
+        for block in piece.chunks(offsets.len()) {
+            let offsets = &mut offsets[..block.len()];
+            span.offsets(block, offsets);
+            let (groups, rest) = offsets.as_chunks::<TURNS>();
+            for group in groups {
+                for (turn, offset) in group.iter().enumerate() {
+                    turns[index(*offset)][turn] += 1;
                 }
             }
-            counts
-        };
-        let join = |a: Vec<u64>, b: Vec<u64>| match (a.is_empty(), b.is_empty()) {
-            (true, _) => b,
-            (_, true) => a,
-            _ => a.iter().zip(b).map(|(a, b)| a + b).collect(),
-        };
-        let zeros = || vec![0u64; wanted.len() * TURNS * size];
-        let counts = pieces.par_iter().fold(zeros, count).reduce(Vec::new, join);
-        for (begin, left) in begins.iter_mut().zip(&mut left) {
-            let which = wanted.iter().position(|wanted| wanted == begin).unwrap_or(0);
-            let of = |digit: usize| -> u64 {
-                (0..TURNS).filter_map(|turn| counts.get((which * TURNS + turn) * size + digit)).sum()
-            };
-            let mut digit = 0;
-            while digit + 1 < size && *left >= of(digit) {
-                *left -= of(digit);
-                digit += 1;
+            for offset in rest {
+                turns[index(*offset)][0] += 1;
             }
-            *begin = *begin << bits | digit as u32;
         }
+        (turns, counted + piece.len(), all)
+    };
+    let whole = |(mut turns, _, mut all): Counts| {
+        flush(&mut turns, &mut all);
+        all
+    };
+    let join = |a: Vec<u64>, b: Vec<u64>| match (a.is_empty(), b.is_empty()) {
+        (true, _) => b,
+        (_, true) => a,
+        _ => a.iter().zip(b).map(|(a, b)| a + b).collect(),
+    };
+    pieces.par_iter().fold(start, add).map(whole).reduce(Vec::new, join)
+}
+
+/// The values of some ranks, from 0 in ascending order, all below the number of elements: first the upper half of the bits in which
+/// keys of the range differ by counting, then the lower half.
+fn select<const N: usize>(tensors: &[&[f32]], ranks: &[u64; N], span: Span) -> [f32; N] {
+    /// Where a rank lies in counts, and its rank there.
+    fn find(counts: &[u64], mut rank: u64) -> (usize, u64) {
+        for (place, count) in counts.iter().enumerate() {
+            match rank.checked_sub(*count) {
+                Some(left) => rank = left,
+                None => return (place, rank),
+            }
+        }
+        (counts.len().saturating_sub(1), 0)
     }
-    begins.map(value)
+    let pieces: Vec<&[f32]> = tensors.iter().flat_map(|values| values.chunks(COUNTED)).collect();
+    let most = span.last - span.first;
+    let low = (u32::BITS - most.leading_zeros()) / 2;
+    let (parts, mask) = ((most >> low) as usize + 1, (1u32 << low) - 1);
+    let upper = count(&pieces, span, parts, move |offset| (offset >> low) as usize);
+    let places = ranks.map(|rank| find(&upper, rank));
+    let mut wanted = places.map(|(part, _)| part).to_vec();
+    wanted.dedup();
+    // The parts that nobody wants share a table.
+    let mut table = vec![wanted.len() as u8; parts];
+    wanted.iter().enumerate().for_each(|(i, part)| table[*part] = i as u8);
+    let which = table.as_slice();
+    let lower = count(&pieces, span, (wanted.len() + 1) << low, move |offset| {
+        usize::from(which[(offset >> low) as usize]) << low | (offset & mask) as usize
+    });
+    places.map(|(part, rank)| {
+        let from = usize::from(table[part]) << low;
+        let (rest, _) = find(&lower[from..from + (1 << low)], rank);
+        value(span.first + ((part as u32) << low | rest as u32))
+    })
 }
 
 /// Quantiles of a sample whose values stand for so many elements each; `None` without any.

@@ -127,9 +127,11 @@ fn nearest(run: &Explained) -> Vec<Sentence> {
     each.collect()
 }
 
-/// The fitted rate of momentum descent at the first look and in the last stage, and what it changed by for one learning rate.
+/// The fitted rate of momentum descent at the first look and in the last stage, by itself and as so many times the learning rate,
+/// and what it changed by for one learning rate.
 struct Drift {
     rates: (f64, f64),
+    times: (f64, f64),
     factor: f64,
 }
 
@@ -138,13 +140,13 @@ fn drift(run: &Explained) -> Option<Drift> {
     let rate = |stage: &Stage| stage.median("rate/sgdm").filter(|rate| *rate > 0.0);
     let lr = |stage: &Stage| stage.median("lr").filter(|lr| *lr > 0.0);
     let rates = (rate(&first)?, rate(&last)?);
-    let factor = (rates.1 / lr(&last)?) / (rates.0 / lr(&first)?);
-    (run.sights.len() > 1).then_some(Drift { rates, factor })
+    let times = (rates.0 / lr(&first)?, rates.1 / lr(&last)?);
+    (run.sights.len() > 1).then_some(Drift { rates, times, factor: times.1 / times.0 })
 }
 
 /// Whether the rate that steps amount to rose or fell.
 fn rate(run: &Explained) -> Option<Sentence> {
-    let Drift { rates: (at_first, at_last), factor } = drift(run)?;
+    let Drift { rates: (at_first, at_last), factor, .. } = drift(run)?;
     let (first, last) = (Stage(run.sights.get(..1)?), late(run)?);
     let of = |stage: &Stage, name: &str| stage.median(name).map_or("?".to_owned(), short);
     let how = match factor {
@@ -205,7 +207,7 @@ fn vector(run: &Explained) -> Vec<Sentence> {
     let r2: Option<Vec<f64>> = run.stages().iter().map(|stage| stage.median("r2/sgdm")).collect();
     let r2 = r2.unwrap_or_default();
     let close = !r2.is_empty() && r2.iter().all(|r2| *r2 >= CLOSE);
-    if let Some(Drift { rates: (first, last), factor }) = drift(run).filter(|_| still && close) {
+    if let Some(Drift { times: (first, last), factor, .. }) = drift(run).filter(|_| still && close) {
         let how = match factor {
             factor if factor > DRIFT => "a rising rate",
             factor if factor < 1.0 / DRIFT => "a falling rate",
@@ -214,8 +216,8 @@ fn vector(run: &Explained) -> Vec<Sentence> {
         let r2: Vec<String> = r2.iter().map(|r2| digits(*r2)).collect();
         let name = &run.run.recipe.optimizer.name;
         let text = format!(
-            "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} at the first look, {} in the \
-             last stage, with R² {} in the stages.",
+            "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} times its learning rate at \
+             the first look, {} times in the last stage, with R² {} in the stages.",
             short(first),
             short(last),
             r2.join(", "),
@@ -473,13 +475,16 @@ fn next(run: &Explained) -> Sentence {
     let try_factor = |factor: f64| {
         let (factor, how) = (factor.clamp(1.0 / MOST, MOST), if factor > 1.0 { "larger" } else { "smaller" });
         let (from, to) = (short(lr), short(factor * lr));
-        format!("Try a rate {how} than {from}: about {} times it, {to} ({because}{why}).", short(factor))
+        format!(
+            "Try a rate {how} than the last stage's {from}: about {} times it, {to} ({because}{why}).",
+            short(factor)
+        )
     };
     let text = match (alpha, ratio) {
         (None, None) if unstable => {
             let third = 1.0 / 3.0;
             let (from, to) = (short(lr), short(third * lr));
-            format!("Try a rate smaller than {from}: about {} times it, {to}: the run became unstable.", short(third))
+            format!("Try a rate smaller than the last stage's {from}: about {} times it, {to}: the run became unstable.", short(third))
         }
         (None, None) => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` \
                          does."

@@ -148,7 +148,7 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).flatten(2))
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, emb, heads, bias, causal, eps):
         super().__init__()
         self.norm1, self.norm2 = (nn.LayerNorm(emb, eps=eps, bias=bias) for _ in range(2))
@@ -166,7 +166,7 @@ class Gpt(nn.Module):
     def __init__(self, layers, heads, emb, block, vocab):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocab, emb), nn.Embedding(block, emb)
-        self.blocks = nn.ModuleList(Block(emb, heads, False, True, 1e-5) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(emb, heads, False, True, 1e-5) for _ in range(layers))
         self.norm = nn.LayerNorm(emb, bias=False)
         for p in self.parameters():
             if p.dim() > 1:
@@ -188,7 +188,7 @@ class Vit(nn.Module):
         self.patches = nn.Conv2d(3, emb, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, emb))
         self.places = nn.Parameter(0.02 * torch.randn(1, (32 // patch) ** 2 + 1, emb))
-        self.blocks = nn.ModuleList(Block(emb, heads, True, False, 1e-6) for _ in range(layers))
+        self.blocks = nn.ModuleList(TransformerBlock(emb, heads, True, False, 1e-6) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(emb, eps=1e-6), nn.Linear(emb, 10)
 
     def forward(self, images):

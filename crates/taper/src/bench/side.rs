@@ -162,3 +162,22 @@ fn in_cache() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map_or(Path::new(&home).join(".cache"), PathBuf::from);
     cache.join("taper/peer-venv/bin/python")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The later of two things of one name would take the place of the earlier in both scripts.
+    #[test]
+    fn no_name_of_the_script_is_defined_twice() {
+        let word = |line: &'static str| {
+            let rest = line.strip_prefix("class ").or(line.strip_prefix("def "))?;
+            rest.split(['(', ':']).next()
+        };
+        let mut names: Vec<&str> = SCRIPT.lines().filter_map(word).collect();
+        assert!(names.len() > 10, "{names:?}");
+        names.sort_unstable();
+        let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+        assert!(twice.is_empty(), "{twice:?}");
+    }
+}

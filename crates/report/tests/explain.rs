@@ -160,7 +160,14 @@ fn decgd_whose_vector_stands_still_is_momentum_with_a_rising_rate() {
         said[0].contains("Its vector moved") && said[1].contains("1 % of its elements were below 0"),
         "{said:?}"
     );
-    let poor = MadeUp { all: |at| [still(at), vec![("r2/sgdm", 0.9)]].concat(), ..moving };
+    let lost = MadeUp {
+        all: |at| {
+            [still(at), vec![("v_p50", if (0.4..0.6).contains(&at) { f64::NAN } else { 1.82 })]].concat()
+        },
+        ..moving
+    };
+    assert!(lost.says("vector")[0].contains("Its vector moved"), "{:?}", lost.says("vector"));
+    let poor = MadeUp { all: |at| [still(at), vec![("r2/sgdm", 0.9)]].concat(), ..lost };
     assert_eq!(poor.says("vector").len(), 1);
     let one = MadeUp { all: |at| [still(at), vec![("rate/sgdm", 0.1)]].concat(), ..poor };
     assert!(one.says("vector")[1].contains("with one rate"));

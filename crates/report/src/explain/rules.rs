@@ -171,7 +171,9 @@ fn rate(run: &Explained) -> Option<Sentence> {
 fn vector(run: &Explained) -> Vec<Sentence> {
     let whole = run.whole();
     let Some((_, start)) = whole.values("v_p50").next() else { return Vec::new() };
-    let moved = whole.values("v_p50").map(|(_, v)| (v / start - 1.0).abs()).fold(0.0, f64::max);
+    // A median that is no number has moved, and nothing after it makes up for that.
+    let further = |most: f64, by: f64| if by.is_nan() || by > most { by } else { most };
+    let moved = whole.values("v_p50").map(|(_, v)| (v / start - 1.0).abs()).fold(0.0, further);
     let band = |sight: &Sight| {
         let of = |name: &str| sight.all.get(name).copied();
         Some(((of("v_p99")? - of("v_p01")?) / of("v_p50")?).abs())
@@ -484,7 +486,10 @@ fn next(run: &Explained) -> Sentence {
         (None, None) if unstable => {
             let third = 1.0 / 3.0;
             let (from, to) = (short(lr), short(third * lr));
-            format!("Try a rate smaller than the last stage's {from}: about {} times it, {to}: the run became unstable.", short(third))
+            let third = short(third);
+            format!(
+                "Try a rate smaller than the last stage's {from}: about {third} times it, {to}: the run became unstable."
+            )
         }
         (None, None) => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` \
                          does."

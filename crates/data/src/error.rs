@@ -31,6 +31,12 @@ pub enum DataError {
         /// What was expected and found.
         message: String,
     },
+    /// A text, whatever set it is of, has no token to predict.
+    #[error("expected a text of at least 2 tokens, to read and to predict, found {found}")]
+    Short {
+        /// Its tokens.
+        found: usize,
+    },
     /// The file system said no.
     #[error("{}: {source}", path.display())]
     Io {

@@ -32,8 +32,7 @@ impl TextWindows {
     /// Windows of a text of at least two tokens: one to read, one to predict.
     pub fn new(tokens: Arc<[u32]>, batch: usize, length: usize) -> Result<Self, DataError> {
         if tokens.len() < 2 {
-            let message = format!("expected at least 2 tokens to read and predict, found {}", tokens.len());
-            return Err(DataError::option("text", "name", message));
+            return Err(DataError::Short { found: tokens.len() });
         }
         Ok(Self { tokens, batch: batch.max(1), length: length.max(1) })
     }
@@ -126,6 +125,17 @@ mod tests {
     /// The streams of a batch.
     fn streams(batch: &TextBatch) -> Vec<Vec<u32>> {
         (0..batch.batch).map(|s| batch.input.iter().skip(s).step_by(batch.batch).copied().collect()).collect()
+    }
+
+    #[test]
+    fn a_text_without_a_token_to_predict_is_refused_whosever_it_is() {
+        for found in [0, 1] {
+            let refused = TextWindows::new((0..found).collect(), 1, 1).unwrap_err();
+            let expected =
+                format!("expected a text of at least 2 tokens, to read and to predict, found {found}");
+            assert_eq!(refused.to_string(), expected);
+        }
+        assert!(TextWindows::new([1, 2].into(), 1, 1).is_ok());
     }
 
     #[test]

@@ -162,6 +162,25 @@ fn files_of_others_are_read_as_they_are_meant() {
 }
 
 #[test]
+fn every_way_to_cut_that_is_read_keeps_all_of_a_text() {
+    for behavior in ["Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"] {
+        for invert in [false, true] {
+            let bytes = file(|file| {
+                file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": "[ a]+"}, "behavior": behavior, "invert": invert},
+                    {"type": "Digits", "individual_digits": true},
+                    {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+                ]});
+            });
+            let (_dir, path) = folder("tokenizer.json", &bytes);
+            let read = Bpe::read(&path).unwrap();
+            let text = "  the cat  sat, 1989 aa\n a";
+            assert_eq!(decoded(&read, &read.encode(text).unwrap()), text.as_bytes(), "{behavior} {invert}");
+        }
+    }
+}
+
+#[test]
 fn hostile_files_are_refused_with_what_is_wrong() {
     type Change = Box<dyn FnOnce(&mut Value)>;
     let set = |path: &'static str, value: Value| -> Change {
@@ -169,6 +188,15 @@ fn hostile_files_are_refused_with_what_is_wrong() {
     };
     let piece = |piece: &'static str, number: u64| -> Change {
         Box::new(move |file| file["model"]["vocab"][piece] = json!(number))
+    };
+    let split = |behavior: &'static str| -> Change {
+        set(
+            "/pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"String": " "}, "behavior": behavior, "invert": false},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+            ]}),
+        )
     };
     let cases: Vec<(Change, &str)> = vec![
         (set("/model", json!({"type": "Unigram", "vocab": [["a", 0.1]]})), "expected a tokenizer.json"),
@@ -194,6 +222,17 @@ fn hostile_files_are_refused_with_what_is_wrong() {
                 ]}),
             ),
             "pre_tokenizer: expected one that is known",
+        ),
+        // What would lose some of a text.
+        (split("Removed"), "Split.behavior: expected one of Isolated, "),
+        (split("removed"), "Split.behavior: expected one of Isolated, "),
+        (
+            set("/added_tokens", json!([{"id": 299, "content": "<mask>", "lstrip": true}])),
+            "added_tokens: expected lstrip and rstrip to be false, found \"<mask>\"",
+        ),
+        (
+            set("/added_tokens", json!([{"id": 299, "content": "<mask>", "rstrip": true}])),
+            "added_tokens: expected lstrip and rstrip to be false",
         ),
         // What the crate's own reader would take apart with a panic: a pair longer than every piece.
         (set("/model/merges", json!([["the", "Ġthe"]])), "expected pieces of the vocabulary"),

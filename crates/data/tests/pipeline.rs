@@ -93,6 +93,23 @@ fn only_the_chosen_samples_are_used() {
 }
 
 #[test]
+fn background_and_strokes_of_any_length_are_looked_up_alike() {
+    // Runs of black of every length up to 24, between strokes, in rows that are no multiple of eight.
+    for width in 1..=27 {
+        let shape = Shape { height: 3, width, channels: 1, classes: 10 };
+        let bytes: Vec<u8> =
+            (0..24usize).flat_map(|run| [vec![0; run], vec![run as u8 + 1]].concat()).collect();
+        let pixels: Vec<u8> = bytes.iter().copied().cycle().take(6 * shape.image_bytes()).collect();
+        let set = Images::new(shape, pixels.clone(), vec![0; 6], Path::new("test")).unwrap();
+        let normalize = Normalize::mnist();
+        let config = PipelineConfig { shuffle: false, normalize, ..config(6, Augment::default(), 1) };
+        let made = &epoch(&set, &config, 1, 0, 0)[0].pixels;
+        let expected: Vec<f32> = pixels.iter().map(|x| (f32::from(*x) / 255.0 - 0.1307) / 0.3081).collect();
+        assert_eq!(*made, expected, "width {width}");
+    }
+}
+
+#[test]
 fn normalisation_is_divide_subtract_divide_in_f32() {
     let set = images(1, 2, 2, 3);
     let config = PipelineConfig { normalize: Normalize::cifar(), ..config(1, Augment::default(), 3) };

@@ -3,12 +3,20 @@ use crate::Result;
 use candle_core::Tensor;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use taper_models::gpt::{HEAD, tied_table};
 
 /// A safetensors file with metadata in its header, in the order given. (The library would put it in the order of a hash, another
 /// in every process.)
+///
+/// A language model whose head is its embedding has it under both names, as the state of nanoGPT's and of Hugging Face's modules has:
+/// a strict `load_state_dict` asks for both.
 pub fn weights(tensors: &BTreeMap<String, Tensor>, metadata: &[(String, String)]) -> Result<Vec<u8>> {
+    let head = HEAD.to_owned();
     let contiguous = tensors.iter().map(|(name, tensor)| Ok((name, tensor.contiguous()?)));
-    let contiguous = contiguous.collect::<Result<BTreeMap<_, _>>>()?;
+    let mut contiguous = contiguous.collect::<Result<BTreeMap<_, _>>>()?;
+    if let Some(table) = tied_table(|name| tensors.contains_key(name)).and_then(|table| tensors.get(table)) {
+        contiguous.insert(&head, table.contiguous()?);
+    }
     let plain = safetensors::serialize(&contiguous, None)?;
     // Eight bytes that say how long the header is, the header, the numbers: places in the header count from there.
     let (length, rest) = plain.split_first_chunk().unwrap_or((&[0; 8], &[]));

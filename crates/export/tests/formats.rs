@@ -168,7 +168,7 @@ fn language_models_say_the_same_elsewhere_and_go_on_from_their_states() {
 fn transformers_for_text_say_the_same_elsewhere() {
     let classic = json!({"layers": 2, "heads": 2, "emb": 12, "block": 9, "bias": true, "ignore_index": -1});
     let plain = json!({"layers": 1, "heads": 3, "emb": 12, "block": 9, "activation": "gelu_tanh", "tied": false,
-        "hidden": 7, "ignore_index": -1});
+        "hidden": 7, "ignore_index": 4});
     let modern = json!({"layers": 2, "heads": 4, "kv_heads": 2, "emb": 16, "block": 9, "ignore_index": -1});
     let mixed = json!({"names": "nanogpt", "layers": 1, "heads": 4, "kv_heads": 1, "emb": 16, "block": 9, "tied": true,
         "ignore_index": -1});
@@ -184,7 +184,7 @@ fn transformers_for_text_say_the_same_elsewhere() {
         let mut rng = Rng::new(5, "test", "tokens", 0);
         let mut draw = || (0..2 * 7).map(|_| rng.below(11) as i64).collect::<Vec<_>>();
         let (tokens, mut targets) = (draw(), draw());
-        targets[3] = -1;
+        targets[3] = config["ignore_index"].as_i64().unwrap();
         let [tokens, targets] = [tokens, targets].map(|v| Tensor::from_vec(v, (2, 7), &Device::Cpu).unwrap());
         // Ours are [length, batch].
         let (input, wanted) = (tokens.t().unwrap(), targets.t().unwrap());
@@ -196,6 +196,28 @@ fn transformers_for_text_say_the_same_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &network, opset, &record);
         check(&format!("{name} {config} opset {opset}"), folder.path(), 1e-5);
+    }
+}
+
+#[test]
+fn exported_language_models_have_what_strict_loaders_ask_for_and_their_own_ignored_target() {
+    for (name, tied, table, ignored) in [
+        ("gpt", true, "transformer.wte.weight", Some(7)),
+        ("gpt", false, "transformer.wte.weight", None),
+        ("llama", true, "model.embed_tokens.weight", None),
+    ] {
+        let config =
+            json!({"layers": 1, "heads": 1, "emb": 4, "block": 3, "tied": tied, "ignore_index": ignored});
+        let (network, _) = network(name, config, Task::Tokens { vocab: 11 });
+        assert_eq!(network.tensors.contains_key("lm_head.weight"), !tied);
+        let bytes = weights(&network.tensors, &[]).unwrap();
+        let back = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap();
+        assert_eq!(back.len(), network.tensors.len() + usize::from(tied));
+        let rows = |name: &str| back[name].to_vec2::<f32>().unwrap();
+        assert_eq!(rows("lm_head.weight") == rows(table), tied, "{name}");
+        let module = pytorch::pytorch(&network, &[]).unwrap();
+        assert!(module.contains(&format!("\nIGNORE_INDEX = {}\n", ignored.unwrap_or(-100))), "{module}");
+        assert!(module.contains("ignore_index=IGNORE_INDEX"), "{module}");
     }
 }
 

@@ -242,6 +242,7 @@ pub fn latex_text(text: &str) -> String {
             '≤' => out.push_str("$\\le$"),
             '≥' => out.push_str("$\\ge$"),
             '√' => out.push_str("$\\surd$"),
+            '∞' => out.push_str("$\\infty$"),
             '–' => out.push_str("--"),
             c if c.is_control() => out.push(' '),
             c => out.push(c),

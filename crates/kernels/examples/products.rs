@@ -2,11 +2,13 @@
 //! `TAPER_PEER_PYTHON=python3 cargo run --release -p taper-kernels --example products -- 2 128x100x784:nt 1024x1024x1024`.
 //! Arguments: the number of threads, then shapes m×n×k with which of A and B lie transposed (`nt`: B, as in a linear layer,
 //! unless said); without shapes those that the networks ask for. PyTorch takes part where `TAPER_PEER_PYTHON` names a Python.
+//! First comes what the cores can do at most: multiply-adds of registers alone, without a load or a store.
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use taper_kernels::Isa;
 use taper_kernels::gemm::{Mat, product};
+use taper_kernels::{par, vectorize};
 
 /// The benchmark's cases, then gradients of the MLP, of LSTM gates and of the decoder, and Muon's.
 const SHAPES: &[&str] = &[
@@ -123,6 +125,37 @@ fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f
     Some((2e-9 * macs, ours, theirs))
 }
 
+/// The most GFLOP/s of so many threads over some short rounds: multiply-adds that wait for nothing.
+fn peak(isa: Isa, threads: usize) -> f64 {
+    /// Vectors of 16 numbers: enough of them that none waits for its own last sum.
+    const VECTORS: usize = 8;
+    const TURNS: usize = 2_000_000;
+    let run = |thread: usize| {
+        vectorize(
+            isa,
+            #[inline(always)]
+            || {
+                let mut sums = [[thread as f32; 16]; VECTORS];
+                let (factor, term) = std::hint::black_box(([0.999f32; 16], [0.001f32; 16]));
+                for _ in 0..TURNS {
+                    for sum in &mut sums {
+                        for ((sum, factor), term) in sum.iter_mut().zip(factor).zip(term) {
+                            *sum = sum.mul_add(factor, term);
+                        }
+                    }
+                }
+                std::hint::black_box(sums);
+            },
+        );
+    };
+    let once = || {
+        let start = Instant::now();
+        par(threads, run);
+        2e-9 * (threads * VECTORS * 16 * TURNS) as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..3 * ROUNDS).map(|_| once()).fold(0.0, f64::max)
+}
+
 fn main() -> Result<(), String> {
     let mut arguments = std::env::args().skip(1);
     let threads = arguments.next().unwrap_or_else(|| "1".into());
@@ -135,6 +168,10 @@ fn main() -> Result<(), String> {
     let _pool = pool.map_err(|e| e.to_string())?;
     let isa = Isa::detect().map_err(|e| e.to_string())?;
     let mut peer = Peer::start(&threads);
+    // In plain Rust a multiply-add is a call of a function.
+    if isa.name() != "portable" {
+        println!("{:>22} {:>9} {:9.1}", "registers alone", "", peak(isa, count));
+    }
     println!("{:>22} {:>9} {:>9} {:>9} {:>6}", isa.name(), "ms", "GFLOP/s", "torch ms", "ratio");
     for shape in shapes {
         let case = parse(&shape).ok_or_else(|| format!("expected m×n×k:nt, found `{shape}`"))?;

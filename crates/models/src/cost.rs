@@ -231,6 +231,40 @@ mod tests {
     }
 
     #[test]
+    fn what_a_step_of_a_transformer_says_it_keeps_grows_with_the_length_of_a_sequence() {
+        let kept = |name: &str, config: serde_json::Value, time: usize| {
+            let (task, input) = match name {
+                "vit" => {
+                    let task = Task::Images { height: 4, width: 4 * (time - 1), channels: 1, classes: 2 };
+                    (task, Tensor::zeros((1, 4, 4 * (time - 1), 1), DType::F32, &Device::Cpu).unwrap())
+                }
+                _ => (Task::Tokens { vocab: 7 }, Tensor::zeros((time, 1), DType::U32, &Device::Cpu).unwrap()),
+            };
+            let vb = Params::new(0).builder(DType::F32, &Device::Cpu);
+            let mut model = crate::Registry::builtin().get(name).unwrap().build(&config, task, vb).unwrap();
+            let target = match name {
+                "vit" => Tensor::zeros(1, DType::U32, &Device::Cpu).unwrap(),
+                _ => input.clone(),
+            };
+            let (loss, tally) =
+                trace::tally(|| model.loss(&input, &target, Mode::Train { seed: 0, step: 0 }));
+            let loss = loss.unwrap().total;
+            let nodes = loss.sorted_nodes().into_iter().filter(|node| !node.is_variable());
+            let held: usize = nodes.map(|node| node.dtype().size_in_bytes() * node.elem_count()).sum();
+            held as f64 + tally.kept as f64
+        };
+        let text = |block: usize| serde_json::json!({"layers": 2, "heads": 2, "emb": 8, "block": block});
+        let rotary = |block: usize| serde_json::json!({"layers": 2, "heads": 2, "kv_heads": 1, "emb": 8, "block": block});
+        let images = serde_json::json!({"layers": 2, "heads": 2, "emb": 8});
+        for (name, config) in [("gpt", text(512)), ("llama", rotary(512)), ("vit", images)] {
+            let [short, long] = [128, 512].map(|time| kept(name, config.clone(), time));
+            assert!(short > 128.0 * 8.0 * 4.0, "{name}: {short}");
+            // A share of each token, and little else; one matrix of scores would make it 6 times and more.
+            assert!(long <= 4.0 * short, "{name}: {short} and {long}");
+        }
+    }
+
+    #[test]
     fn a_network_too_large_to_be_built_is_counted_without_being_built() {
         let build = |_: Task, vb: VarBuilder| -> Result<Box<dyn Model>> {
             for i in 0..3 {

@@ -93,7 +93,7 @@ pub enum Error {
         missing: Vec<String>,
         /// Tensors the file has and the model lacks.
         extra: Vec<String>,
-        /// `name: expected shape, found shape`.
+        /// `name: expected …, found …`: another shape, or other numbers where two names stand for one tensor.
         misshapen: Vec<String>,
     },
     /// An error of candle's.

@@ -76,8 +76,8 @@ pub struct GptConfig {
     pub activation: Curve,
     /// Whether the head is the embedding. Defaults to true; of `llama` to false.
     pub tied: bool,
-    /// Targets that do not count. The loss of a batch is the mean over the others; parts of a batch (`train.shards`,
-    /// `train.accumulate`) are weighed by their sequences all the same. Defaults to null, none.
+    /// Targets that do not count. The loss of a batch is the mean over the others; with `train.shards` or `train.accumulate`, whose
+    /// parts would each have a mean of its own, it is refused. Defaults to null, none.
     pub ignore_index: Option<i64>,
     /// Shares that are dropped in training. Defaults to none.
     pub dropout: Dropout,
@@ -106,7 +106,18 @@ impl Default for GptConfig {
     }
 }
 
-/// Tokens that a network may see: so many angles take a few hundred megabytes.
+/// The parameter of a head of its own, under both sets of names. Where the head is the embedding there is none here, and one beside
+/// it in the files of nanoGPT and of Hugging Face's transformers.
+pub const HEAD: &str = "lm_head.weight";
+
+/// The embedding that is the head too, by what parameters there are.
+pub fn tied_table(has: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let tables = ["transformer.wte.weight", "model.embed_tokens.weight"];
+    tables.into_iter().find(|table| has(table) && !has(HEAD))
+}
+
+/// Tokens that a network may see. The angles of those that it does see, in f32 and in f64, are 12 bytes for each feature of a head: of
+/// so many 400 MB with heads of 32 features, 1.6 GB with heads of 128.
 const MOST_TOKENS: usize = 1 << 20;
 
 impl GptConfig {

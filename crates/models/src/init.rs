@@ -1,4 +1,5 @@
 //! Seeded parameters: a `VarBuilder` backend whose values depend on (seed, name) only.
+use crate::gpt::{HEAD, tied_table};
 use crate::{Error, Result, rng::Rng};
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ```
 ///
 /// Any such model can be built; to be trained it must also consist of ops that have a backward pass. Some of candle-nn's have
-/// none, and gradients end there without a word:
+/// none, and gradients end there without a word (docs/tutorial.md has the same table):
 ///
 /// | candle-nn | in its place |
 /// | --- | --- |
@@ -78,22 +79,45 @@ impl Params {
     }
 
     /// Sets every parameter and buffer from `tensors`. Nothing changes unless names and shapes all fit.
+    ///
+    /// What other programs save beside them is taken for what it is: the head of a language model once more where it is the
+    /// embedding (`lm_head.weight`; refused if it is another), nanoGPT's masks (`*.attn.bias`) and Llama's angles
+    /// (`*.rotary_emb.inv_freq`), which are computed here.
     pub fn set(&self, tensors: &HashMap<String, Tensor>) -> Result<()> {
         let vars = self.lock();
+        let mut tensors: HashMap<&str, &Tensor> =
+            tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        tensors.retain(|name, tensor| vars.contains_key(*name) || !is_computed(name, tensor));
+        let mut other_head = None;
+        if let Some(table) = tied_table(|name| vars.contains_key(name))
+            && let Some(head) = tensors.remove(HEAD)
+        {
+            // A file may have the one tensor under either name.
+            let embedding = *tensors.entry(table).or_insert(head);
+            other_head = (!is_same(embedding, head)?).then(|| {
+                format!(
+                    "{HEAD}: expected the numbers of {table}, which is the head (`tied`), found others: a head of its own \
+                     takes `tied: false`"
+                )
+            });
+        }
         let misshapen = |(name, var): (&String, &Var)| {
-            let found = tensors.get(name)?;
+            let found = tensors.get(name.as_str())?;
             (found.shape() != var.shape())
                 .then(|| format!("{name}: expected {:?}, found {:?}", var.dims(), found.dims()))
         };
-        let mut extra: Vec<_> = tensors.keys().filter(|name| !vars.contains_key(*name)).cloned().collect();
+        let mut extra: Vec<String> =
+            tensors.keys().filter(|name| !vars.contains_key(**name)).map(|name| (*name).to_owned()).collect();
         extra.sort_unstable();
-        let missing: Vec<_> = vars.keys().filter(|name| !tensors.contains_key(*name)).cloned().collect();
-        let misshapen: Vec<_> = vars.iter().filter_map(misshapen).collect();
+        let missing: Vec<_> =
+            vars.keys().filter(|name| !tensors.contains_key(name.as_str())).cloned().collect();
+        let misshapen: Vec<_> = vars.iter().filter_map(misshapen).chain(other_head).collect();
         if !(missing.is_empty() && extra.is_empty() && misshapen.is_empty()) {
             return Err(Error::Weights { missing, extra, misshapen });
         }
-        let values =
-            vars.iter().map(|(name, var)| tensors[name].to_dtype(var.dtype())?.to_device(var.device()));
+        let values = vars
+            .iter()
+            .map(|(name, var)| tensors[name.as_str()].to_dtype(var.dtype())?.to_device(var.device()));
         let values = values.collect::<candle_core::Result<Vec<_>>>()?;
         for (var, value) in vars.values().zip(values) {
             var.set(&value)?;
@@ -117,6 +141,24 @@ impl Params {
         // A panic elsewhere cannot leave the map half changed: every insertion is one call.
         self.vars.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What nanoGPT and Llama save and nobody trains: a mask of what came before, `[1, 1, tokens, tokens]`, and the rates of angles.
+fn is_computed(name: &str, tensor: &Tensor) -> bool {
+    match *tensor.dims() {
+        [1, 1, rows, columns] => rows == columns && name.ends_with(".attn.bias"),
+        [_] => name.ends_with(".rotary_emb.inv_freq"),
+        _ => false,
+    }
+}
+
+/// Whether two tensors have the same shape and the same numbers to the bit.
+fn is_same(a: &Tensor, b: &Tensor) -> candle_core::Result<bool> {
+    let bits = |t: &Tensor| -> candle_core::Result<Vec<u64>> {
+        let numbers = t.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        Ok(numbers.into_iter().map(f64::to_bits).collect())
+    };
+    Ok(a.shape() == b.shape() && a.dtype() == b.dtype() && bits(a)? == bits(b)?)
 }
 
 /// Running statistics: saved with the parameters, changed by the forward pass, never by an optimizer.
@@ -274,6 +316,54 @@ mod tests {
         assert_eq!(a, b?);
         assert_ne!(a[0], a[1]);
         assert!(a.iter().flatten().all(|v| v.abs() <= 0.2f32.sqrt()));
+        Ok(())
+    }
+
+    #[test]
+    fn what_other_programs_save_beside_a_tied_head_is_taken_for_what_it_is() -> Result<()> {
+        let table = "transformer.wte.weight";
+        let params = Params::new(3);
+        let own = "transformer.h.0.attn.c_attn.bias";
+        let vb = params.builder(DType::F32, &Device::Cpu);
+        vb.get_with_hints((3, 2), table, candle_nn::init::ONE)?;
+        vb.get_with_hints(2, own, candle_nn::init::ONE)?;
+        let rows = Tensor::new(&[[1f32, -0.0], [f32::MIN_POSITIVE, 4.0], [5.0, 6.0]], &Device::Cpu)?;
+        let of = |names: &[(&str, &Tensor)]| {
+            let bias = (own.to_owned(), Tensor::new(&[7f32, 8.0], &Device::Cpu).unwrap());
+            let named = names.iter().map(|(name, tensor)| ((*name).to_owned(), (*tensor).clone()));
+            named.chain([bias]).collect::<HashMap<_, _>>()
+        };
+        let mask = Tensor::ones((1, 1, 4, 4), DType::F32, &Device::Cpu)?;
+        let rates = Tensor::ones(4, DType::F32, &Device::Cpu)?;
+        for names in [
+            of(&[(table, &rows)]),
+            of(&[(table, &rows), (HEAD, &rows)]),
+            of(&[(HEAD, &rows)]),
+            of(&[(table, &rows), (HEAD, &rows), ("transformer.h.0.attn.bias", &mask)]),
+            of(&[(table, &rows), ("model.layers.0.self_attn.rotary_emb.inv_freq", &rates)]),
+        ] {
+            params.set(&of(&[(table, &Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?)]))?;
+            params.set(&names)?;
+            assert_eq!(params.vars()[1].1.to_vec2::<f32>()?, rows.to_vec2::<f32>()?);
+        }
+        // Equal numbers of other bits are others; so is what has the name of a mask and not its shape.
+        let others = (&rows + 0.0)?;
+        assert_eq!(others.to_vec2::<f32>()?, rows.to_vec2::<f32>()?);
+        for (names, part) in [
+            (
+                of(&[(table, &rows), (HEAD, &others)]),
+                "lm_head.weight: expected the numbers of transformer.wte.weight",
+            ),
+            (
+                of(&[(table, &rows), ("transformer.h.0.attn.bias", &rates)]),
+                "not in the model: transformer.h.0.attn.bias",
+            ),
+            (of(&[(HEAD, &mask)]), "transformer.wte.weight: expected [3, 2], found [1, 1, 4, 4]"),
+        ] {
+            let message = params.set(&names).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+            assert_eq!(params.vars()[1].1.to_vec2::<f32>()?, rows.to_vec2::<f32>()?);
+        }
         Ok(())
     }
 

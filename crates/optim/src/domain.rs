@@ -52,9 +52,9 @@ impl Domain {
         }
     }
 
-    /// Puts parameters, taken together, at the nearest point of the set; what is inside stays as it is, to the bit. The norm is taken
-    /// in f64 and in a fixed order. On a GPU both are candle's ops on the device, and a ball waits for it: the host reads the
-    /// norm.
+    /// Puts parameters, taken together, at the nearest point of the set; what is inside stays as it is, to the bit. What is no number
+    /// has no nearest point, and in a ball neither has what is infinite: then it is an error, and nothing has changed. The norm is
+    /// taken in f64 and in a fixed order. On a GPU all is done by candle's ops on the device, and the host waits for the norm.
     pub fn project<'a>(&self, vars: impl IntoIterator<Item = &'a Var>) -> Result<()> {
         self.check().map_err(|message| Error::Hyperparameter {
             optimizer: "projection".into(),
@@ -62,6 +62,15 @@ impl Domain {
             message,
         })?;
         let vars: Vec<&Var> = vars.into_iter().collect();
+        let norm = global_norm_of(vars.iter().map(|var| var.as_tensor()))?;
+        let norm: f64 = norm.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar()?;
+        // A box takes what is infinite: its nearest point is a corner.
+        if norm.is_nan() || norm.is_infinite() && matches!(self, Self::Ball { .. }) {
+            return Err(Error::Unsupported {
+                optimizer: "projection".into(),
+                what: format!("the norm of the parameters is {norm}: no point of the domain is the nearest"),
+            });
+        }
         match *self {
             Self::Box { low, high } => {
                 for var in vars {
@@ -69,8 +78,6 @@ impl Domain {
                 }
             }
             Self::Ball { radius } => {
-                let norm = global_norm_of(vars.iter().map(|var| var.as_tensor()))?;
-                let norm: f64 = norm.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar()?;
                 if norm > radius {
                     for var in vars {
                         var.set(&(var.as_tensor() * (radius / norm))?)?;
@@ -87,5 +94,26 @@ impl Domain {
             Self::Box { low, high } => (high - low) * (n as f64).sqrt(),
             Self::Ball { radius } => 2.0 * radius,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_nearest_point_is_refused_and_nothing_has_changed() {
+        let (ball, square) = (Domain::Ball { radius: 1.0 }, Domain::Box { low: -1.0, high: 1.0 });
+        for (domain, bad) in [(ball, f64::NAN), (ball, f64::INFINITY), (square, f64::NAN)] {
+            let far = Var::new(&[3f64, -4.0], &Device::Cpu).unwrap();
+            let x = Var::new(&[2f64, bad], &Device::Cpu).unwrap();
+            let error = domain.project([&far, &x]).unwrap_err().to_string();
+            assert!(error.contains("the norm of the parameters is"), "{error}");
+            assert_eq!(far.to_vec1::<f64>().unwrap(), [3.0, -4.0]);
+            assert_eq!(x.to_vec1::<f64>().unwrap()[0], 2.0);
+        }
+        let far = Var::new(&[f64::INFINITY, 0.5], &Device::Cpu).unwrap();
+        square.project([&far]).unwrap();
+        assert_eq!(far.to_vec1::<f64>().unwrap(), [1.0, 0.5]);
     }
 }

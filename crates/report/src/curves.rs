@@ -1,7 +1,7 @@
 //! Learning curves: the mean over seeds with a band from the least to the largest.
 use super::document::{Figure, Panel, View};
 use super::group::{Choice, Group, Task};
-use super::load::Run;
+use super::load::{Clock, Run};
 use std::collections::BTreeMap;
 use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, short};
 use taper_figures::stats::Better;
@@ -18,10 +18,12 @@ pub(super) struct Measure<'a> {
 
 impl Measure<'_> {
     /// Means over epochs where there are any: a band around both them and the losses of single batches would be the batches'.
+    /// By steps it is the batches, where they were logged: a run may have no more than one epoch.
     fn points(&self, run: &Run) -> Vec<(f64, f64)> {
         let values = run.values(self.split, self.metric);
         let (steps, means): (Vec<_>, Vec<_>) = values.partition(|(record, _)| is_of_step(record));
-        let values = if means.is_empty() { steps } else { means };
+        let by_step = means.is_empty() || run.clock != Clock::Epoch && !steps.is_empty();
+        let values = if by_step { steps } else { means };
         values.into_iter().map(|(record, value)| (run.time(record) as f64, self.factor * value)).collect()
     }
 }
@@ -57,15 +59,22 @@ pub(super) fn figures(tasks: &[Task]) -> Vec<Figure> {
             band += "; linear axes leave out the worst tenth of the values, log axes show all";
         }
         band += best_only(here);
-        let what = format!("{} by epoch on {}", first.unit(), first.data);
+        let mut clocks: Vec<Clock> = here.iter().map(|task| task.time()).collect();
+        clocks.sort_unstable();
+        clocks.dedup();
+        let by = clocks.iter().map(|clock| clock.name()).collect::<Vec<_>>().join(" or ");
+        if clocks.contains(&Clock::Step) {
+            band += "; by step, training losses are those of the batches that were logged";
+        }
+        let what = format!("{} by {by} on {}", first.unit(), first.data);
         if let [task] = here {
-            let caption = format!("{}: {} and training loss by epoch; {band}.", task.title(), task.unit());
+            let caption = format!("{}: {} and training loss by {by}; {band}.", task.title(), task.unit());
             let panels = tests.into_iter().chain(losses).collect();
             figures.push(Figure { caption, panels, data: numbers(here, test_measure) });
         } else {
             let caption = format!("{what}; {band}.");
             figures.push(Figure { caption, panels: tests, data: numbers(here, test_measure) });
-            let caption = format!("Training loss by epoch on {}; {band}.", first.data);
+            let caption = format!("Training loss by {by} on {}; {band}.", first.data);
             figures.push(Figure { caption, panels: losses, data: numbers(here, |_| LOSS) });
         }
     }
@@ -162,7 +171,7 @@ fn test_panel(task: &Task) -> Panel {
         let linear = Chart {
             y_range: in_sight(&series, better),
             series,
-            ..Chart::new(&task.title(), &text, "epoch", &task.unit())
+            ..Chart::new(&task.title(), &text, task.clock(), &task.unit())
         };
         // Accuracy is crowded near its end: on a log axis the error is what can be read.
         let log = match task.metric.as_str() {
@@ -194,7 +203,7 @@ fn loss_panel(task: &Task) -> Panel {
         let chart = Chart {
             y_range: in_sight(&series, Better::Lower),
             series,
-            ..Chart::new(&task.title(), &text, "epoch", "training loss")
+            ..Chart::new(&task.title(), &text, task.clock(), "training loss")
         };
         let log = Chart { y_range: None, y_scale: Scale::Log, ..chart.clone() };
         views.push(View { log: false, smooth, picture: Picture::Chart(chart) });

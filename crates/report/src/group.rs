@@ -1,5 +1,5 @@
 //! Runs that differ only in their seed form a group; groups that learn the same with the same network form a task.
-use super::load::Run;
+use super::load::{Clock, Run};
 use super::subject::SUBJECT;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ pub enum Choice {
     BestOnTest,
     /// The last.
     Last,
-    /// The test value at the epoch that was best on the validation set.
+    /// The test value of the evaluation that was best on the validation set.
     Validated,
 }
 
@@ -59,7 +59,7 @@ impl Choice {
         }
     }
 
-    /// The value of a run, and the epoch (for a function, the step) it is of.
+    /// The value of a run, and the time it is of, by the run's clock.
     pub fn of(self, run: &Run) -> Option<(f64, u64)> {
         let better = Better::of(&run.metric);
         let mut values = run.values(run.split(), &run.metric);
@@ -137,9 +137,14 @@ impl Task {
         }
     }
 
-    /// What its curves count in.
+    /// What its curves count in, one for all of its runs.
     pub fn clock(&self) -> &'static str {
-        if self.is_problem() { "iteration" } else { "epoch" }
+        self.time().name()
+    }
+
+    /// The same as its runs have it: steps as soon as one of them was evaluated by steps, since all records have a step.
+    pub(crate) fn time(&self) -> Clock {
+        self.groups.iter().flat_map(|g| &g.runs).map(|run| run.clock).max().unwrap_or(Clock::Epoch)
     }
 
     /// Where its optimizers were not given the same.
@@ -168,6 +173,10 @@ pub fn tasks(runs: &[Run]) -> Vec<Task> {
         .into_iter()
         .map(|((data, model, metric), groups)| Task { data, model, metric, groups: labelled(groups) })
         .collect();
+    for task in &mut tasks {
+        let clock = task.time();
+        task.groups.iter_mut().flat_map(|group| &mut group.runs).for_each(|run| run.clock = clock);
+    }
     // One look a label on the whole page.
     let mut labels: Vec<String> = Vec::new();
     for group in tasks.iter_mut().flat_map(|task| &mut task.groups) {

@@ -30,7 +30,7 @@ mod subject;
 pub use document::{Block, Document, Figure, Form, Panel, Section, View};
 pub use group::{Choice, Group, Task, tasks};
 pub use html::{SCRIPT, STYLE};
-pub use load::{Extent, ReportError, Run, Runs, about, load, once, read};
+pub use load::{Clock, Extent, ReportError, Run, Runs, about, load, once, read};
 
 use taper_figures::stats::Interval;
 use taper_figures::table::{Table, amount, mean_text};
@@ -118,7 +118,13 @@ pub fn results(tasks: &[Task]) -> Vec<Table> {
 fn rows(tasks: &[Task]) -> Table {
     let Some(first) = tasks.first() else { return Table::default() };
     let problem = first.is_problem();
-    let time = if problem { "at step" } else { "at epoch" };
+    // Networks on one data set may count apart: then every cell says in what.
+    let one_clock = tasks.iter().all(|task| task.time() == first.time());
+    let time = match first.time() {
+        _ if !one_clock => "at",
+        Clock::Epoch => "at epoch",
+        Clock::Step | Clock::Iteration => "at step",
+    };
     let best = if problem { "best" } else { "best on test" };
     let mut head =
         vec!["network", "optimizer", "runs", best, time, "last", "chosen on validation", "remarks"];
@@ -140,6 +146,7 @@ fn rows(tasks: &[Task]) -> Table {
                 (Some(low), Some(high)) => format!("{low}–{high}"),
                 _ => "–".into(),
             };
+            let at = if one_clock || times.is_empty() { at } else { format!("{} {at}", task.clock()) };
             let mut cells = vec![
                 task.model.clone(),
                 group.label.clone(),
@@ -169,9 +176,10 @@ fn notes(table: &mut Table, tasks: &[Task]) {
         table.note("±: half the width of Student's 95 % confidence interval of the mean.");
     }
     if !tasks.iter().any(Task::is_problem) {
-        table.note(
-            "Best on test: the epoch was chosen by the test set itself, as in the paper, which makes it an optimistic figure.",
-        );
+        let what = if tasks.iter().any(|task| task.time() == Clock::Step) { "evaluation" } else { "epoch" };
+        table.note(format!(
+            "Best on test: the {what} was chosen by the test set itself, as in the paper, which makes it an optimistic figure."
+        ));
     }
     let by_test = |group: &Group| group.recipe().is_some_and(|recipe| recipe.train.select == Select::Test);
     if groups().any(by_test) {

@@ -58,6 +58,39 @@ pub struct Run {
     pub records: Vec<Record>,
     /// How much of its data set it was given.
     pub extent: Extent,
+    /// What its curves count in: its own, or steps where another run of its task counts so.
+    pub clock: Clock,
+}
+
+/// What the curves of a run count in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Clock {
+    /// Epochs: it was evaluated after some of them.
+    Epoch,
+    /// Steps: it was evaluated after some of them, maybe several times within an epoch.
+    Step,
+    /// Steps of a function.
+    Iteration,
+}
+
+impl Clock {
+    /// A run's own, by its recipe: evaluations are where `run` makes them.
+    fn of(recipe: &Recipe) -> Self {
+        match recipe.problem {
+            Some(_) => Self::Iteration,
+            None if recipe.train.steps.is_some() && recipe.train.eval_every.is_some() => Self::Step,
+            None => Self::Epoch,
+        }
+    }
+
+    /// One of what it counts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Epoch => "epoch",
+            Self::Step => "step",
+            Self::Iteration => "iteration",
+        }
+    }
 }
 
 /// How much of a data set a run was given.
@@ -94,9 +127,12 @@ impl Run {
         self.recipe.problem.is_some()
     }
 
-    /// When a record was made, as its curves count: in epochs, or in steps for a function.
+    /// When a record was made, as its curves count.
     pub fn time(&self, record: &Record) -> u64 {
-        if self.is_problem() { record.step } else { record.epoch }
+        match self.clock {
+            Clock::Epoch => record.epoch,
+            Clock::Step | Clock::Iteration => record.step,
+        }
     }
 
     /// The values of a metric on a split, with their records.
@@ -234,7 +270,8 @@ fn named(
     let folder::Reading { recipe, recipe_text, records, summary, .. } = reading;
     let metric = summary.as_ref().map(|s| s.metric.clone()).unwrap_or_else(|| metric(&recipe, &records));
     let (status, reason) = summary.map_or((Status::Interrupted, None), |s| (s.status, s.reason));
-    Ok(Run { folder: name, recipe, recipe_text, status, reason, metric, records, extent })
+    let clock = Clock::of(&recipe);
+    Ok(Run { folder: name, recipe, recipe_text, status, reason, metric, records, extent, clock })
 }
 
 /// The metric of a run that left no summary: the recipe's, or the task's own.

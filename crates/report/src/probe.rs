@@ -170,7 +170,7 @@ fn has_one_tensor(run: &Run) -> bool {
     probes.clone().all(|r| r.values.keys().filter(|name| name.starts_with("v_min/")).count() <= 1)
 }
 
-/// v over all parameters of one epoch.
+/// v over all parameters at one time.
 struct Vector {
     least: f64,
     low: f64,
@@ -250,7 +250,8 @@ fn rate(run: &Run) -> Vec<(f64, f64)> {
 /// lr · v / √(f + c) with the middle of the parameters' means of v.
 fn effective(run: &Run, record: &Record) -> Option<f64> {
     let root = record.values.get("sqrt_f_plus_c")?;
-    let (_, lr) = run.values(Split::Train, "lr").find(|(train, _)| run.time(train) == run.time(record))?;
+    // The rate of that step, or the last that was logged before it: an epoch may have many.
+    let (_, lr) = run.values(Split::Train, "lr").rfind(|(train, _)| train.step <= record.step)?;
     let mut means: Vec<f64> =
         record.values.iter().filter(|(name, _)| name.starts_with("v_mean/")).map(|(_, v)| *v).collect();
     means.sort_by(f64::total_cmp);

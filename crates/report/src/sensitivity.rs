@@ -108,7 +108,8 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
         Series { label: label.into(), style, points, range, marks: Marks::Points }
     };
     let [best, last] = free_styles(sweep);
-    let lines = [(best, Choice::BestOnTest, "best on test"), (last, Choice::Last, "last epoch")];
+    let at_end = format!("last {}", task.clock());
+    let lines = [(best, Choice::BestOnTest, "best on test"), (last, Choice::Last, at_end.as_str())];
     let series: Vec<Series> = lines.into_iter().map(line).collect();
     let places = sweep.texts(key);
     for ((group, _), at) in sweep.groups.iter().zip(places) {
@@ -126,7 +127,7 @@ fn over_one(task: &Task, sweep: &Sweep, key: &str) -> Figure {
     );
     let views = vec![View { log: false, smooth: false, picture: Picture::Chart(chart) }];
     let mut panels = vec![Panel { views }];
-    panels.push(by_epoch(task, sweep, key));
+    panels.push(by_time(task, sweep, key));
     Figure { caption, panels, data }
 }
 
@@ -138,7 +139,7 @@ fn free_styles(sweep: &Sweep) -> [usize; 2] {
 }
 
 /// The curves of a sweep over one number, as the paper's figure on c has them.
-fn by_epoch(task: &Task, sweep: &Sweep, key: &str) -> Panel {
+fn by_time(task: &Task, sweep: &Sweep, key: &str) -> Panel {
     let mut sorted: Vec<_> = sweep.groups.iter().zip(sweep.texts(key)).collect();
     let value = |point: &Point| point.1.get(key).copied().unwrap_or(f64::NAN);
     sorted.sort_by(|a, b| value(b.0).total_cmp(&value(a.0)));

@@ -10,17 +10,22 @@ use taper_train::sweep::settings::{obstacles, settings};
 /// The level at which differences are claimed.
 const ALPHA: f64 = 0.05;
 
-/// The tables of all tasks that have something to compare. A function has no seeds, and tables of its own.
+/// The tables of all tasks that have something to compare. A function is compared where seeds move its start, and has tables of its
+/// own for the rest.
 pub(super) fn tables(tasks: &[Task]) -> Vec<Table> {
-    let networks = tasks.iter().filter(|task| !task.is_problem());
-    networks.flat_map(|task| [comparisons(task), levels(task), search(task)]).flatten().collect()
+    let of = |task: &Task| match task.is_problem() {
+        true => [comparisons(task), None, None],
+        false => [comparisons(task), levels(task), search(task)],
+    };
+    tasks.iter().flat_map(of).flatten().collect()
 }
 
 /// The value of a run that a comparison may be made on: the test set has not chosen it.
-fn fair(task: &Task) -> (Choice, &'static str) {
+fn fair(task: &Task) -> (Choice, String) {
+    let clock = task.clock();
     match task.groups.iter().all(|group| group.estimate(Choice::Validated).is_some()) {
-        true => (Choice::Validated, "at the epoch that the validation set chose"),
-        false => (Choice::Last, "of the last epoch"),
+        true => (Choice::Validated, format!("at the {clock} that the validation set chose")),
+        false => (Choice::Last, format!("of the last {clock}")),
     }
 }
 
@@ -88,8 +93,12 @@ fn comparisons(task: &Task) -> Option<Table> {
             },
         ]);
     }
+    let (value, same) = match task.is_problem() {
+        true => ("value", "starting point and samples"),
+        false => ("test value", "initial weights, batches and augmentation"),
+    };
     table.note(format!(
-        "The test value {which}; a seed means the same initial weights, batches and augmentation. Interval: BCa bootstrap of \
+        "The {value} {which}; a seed means the same {same}. Interval: BCa bootstrap of \
          the mean difference. p: sign-flip permutation test, two-sided; after Holm: corrected for {} comparison{}.",
         family.len(),
         if family.len() == 1 { "" } else { "s" }
@@ -122,7 +131,7 @@ fn signed(metric: &str, value: f64) -> String {
     format!("{sign}{}", amount(metric, value.abs(), None))
 }
 
-/// The first epoch at which each group reaches two levels: one that all reach, and one that half of them do.
+/// The first epoch or step at which each group reaches two levels: one that all reach, and one that half of them do.
 fn levels(task: &Task) -> Option<Table> {
     let better = Better::of(&task.metric);
     let worse_first = |a: &f64, b: &f64| match better {

@@ -17,6 +17,8 @@ fn recipe(optimizer: &str) -> Recipe {
 
 /// A run of 30 looks whose figures `of` makes of the place of a look, from 0 to 1.
 struct MadeUp {
+    /// A function in the place of MNIST.
+    problem: Option<&'static str>,
     optimizer: &'static str,
     status: Status,
     all: fn(f64) -> Vec<(&'static str, f64)>,
@@ -26,6 +28,7 @@ struct MadeUp {
 impl Default for MadeUp {
     fn default() -> Self {
         Self {
+            problem: None,
             optimizer: "{name: sgdm, lr: 0.1}",
             status: Status::Finished,
             all: |_| Vec::new(),
@@ -54,7 +57,14 @@ impl MadeUp {
     }
 
     fn run(&self) -> Explained {
-        let recipe = recipe(self.optimizer);
+        let recipe = match self.problem {
+            None => recipe(self.optimizer),
+            Some(problem) => {
+                let text =
+                    format!("problem: {problem}\noptimizer: {}\ntrain: {{steps: 300}}\n", self.optimizer);
+                Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap()
+            }
+        };
         let run = Run {
             folder: "made-up-1".into(),
             recipe_text: recipe.to_yaml(),
@@ -64,6 +74,7 @@ impl MadeUp {
             metric: "accuracy".into(),
             records: Vec::new(),
             extent: taper_report::Extent::Whole,
+            clock: taper_report::Clock::Epoch,
         };
         Explained::new(run, self.sights())
     }
@@ -204,7 +215,8 @@ fn layers_that_learn_at_different_speeds_are_named() {
 #[test]
 fn what_to_try_next_follows_from_alpha_and_the_stability_ratio() {
     fn with(alpha: f64, stability: f64) -> Vec<(&'static str, f64)> {
-        vec![("alpha", alpha), ("curvature", 1.0), ("stability", stability), ("sharpness", 4.0)]
+        let momentum = [("r2/sgdm", 0.99), ("stability", stability), ("sharpness", 4.0)];
+        [vec![("alpha", alpha), ("curvature", 1.0)], momentum.to_vec()].concat()
     }
     let small = MadeUp { all: |_| with(-0.8, 0.1), ..MadeUp::default() };
     assert_says(&small.says("alpha"), &["end well before the minimum", "α is -0.8", "0 % of the looks"]);
@@ -212,16 +224,19 @@ fn what_to_try_next_follows_from_alpha_and_the_stability_ratio() {
     // The parabola asks for five times the rate, stability allows for ten.
     assert_says(
         &small.says("next"),
-        &["larger than the last stage's 0.1", "about 5 times it, 0.5", "α -0.8, stability ratio 0.1"],
+        &[
+            "larger than the recipe's 0.1: about 5 times it, 0.5",
+            "α -0.8, stability ratio 0.1, at steps 210 to 300",
+        ],
     );
     let large = MadeUp { all: |_| with(1.0, 1.6), ..MadeUp::default() };
     assert_says(&large.says("alpha"), &["go well beyond the minimum"]);
     assert_says(&large.says("stability"), &["above the threshold of stability"]);
-    assert_says(&large.says("next"), &["smaller than the last stage's 0.1", "about 0.5 times it, 0.05"]);
+    assert_says(&large.says("next"), &["smaller than the recipe's 0.1: about 0.5 times it, 0.05"]);
     let right = MadeUp { all: |_| with(0.1, 0.9), ..MadeUp::default() };
     assert_says(&right.says("alpha"), &["end near the minimum"]);
     assert_says(&right.says("stability"), &["at the edge of stability"]);
-    assert_says(&right.says("next"), &["0.1 is about right"]);
+    assert_says(&right.says("next"), &["The learning rate, the recipe's 0.1, is about right"]);
     // Short steps that are not far from unstable are no reason for a larger rate.
     let torn = MadeUp { all: |_| with(-0.8, 0.7), ..MadeUp::default() };
     assert_says(&torn.says("next"), &["about right"]);
@@ -229,6 +244,99 @@ fn what_to_try_next_follows_from_alpha_and_the_stability_ratio() {
     assert_says(&unseen.says("next"), &["was not looked at", "what: [all]"]);
     let flat = MadeUp { all: |_| vec![("curvature", -1.0)], ..MadeUp::default() };
     assert_says(&flat.says("alpha"), &["100 % of the looks had no minimum ahead"]);
+}
+
+#[test]
+fn advice_under_a_schedule_is_on_the_recipes_rate_and_goes_by_where_it_was_largest() {
+    // A rate that falls to nothing: at its end every step is short, whatever the recipe's rate.
+    fn falling(at: f64) -> Vec<(&'static str, f64)> {
+        let lr = 0.1 * (1.0 - 0.99 * at);
+        let ratio = [("r2/sgdm", 1.0), ("stability", 9.0 * lr), ("sharpness", 4.0)];
+        [vec![("lr", lr), ("alpha", if at < 0.34 { 0.1 } else { -0.95 }), ("curvature", 1.0)], ratio.to_vec()]
+            .concat()
+    }
+    let run = MadeUp { all: falling, ..MadeUp::default() };
+    assert_says(&run.says("next"), &["the recipe's 0.1, is about right", "α 0.1", "at steps 10 to 100"]);
+    let small = MadeUp {
+        all: |at| [falling(at), vec![("alpha", -0.6), ("stability", 0.1)]].concat(),
+        ..MadeUp::default()
+    };
+    assert_says(&small.says("next"), &["larger than the recipe's 0.1: about 2.5 times it, 0.25"]);
+    // An optimizer around another has its rate inside.
+    let around = MadeUp { optimizer: "{name: lookahead, inner: {name: sgdm, lr: 0.2}}", ..small };
+    assert_says(&around.says("next"), &["larger than the recipe's 0.2: about 2.5 times it, 0.5"]);
+}
+
+#[test]
+fn a_stability_ratio_of_steps_that_are_not_momentums_is_not_used() {
+    fn with(r2: f64) -> Vec<(&'static str, f64)> {
+        vec![("r2/sgdm", r2), ("stability", 3.0), ("sharpness", 4.0)]
+    }
+    let momentum = MadeUp { all: |_| with(0.7), ..MadeUp::default() };
+    assert_says(&momentum.says("stability"), &["above the threshold of stability"]);
+    assert_says(&momentum.says("next"), &["smaller than", "0.333 times it"]);
+    let adam = MadeUp { all: |_| with(0.36), ..MadeUp::default() };
+    assert_says(
+        &adam.says("stability"),
+        &["sharpness is 4", "is not used", "R² 0.360, where 0.7 is asked for"],
+    );
+    assert_says(
+        &adam.says("next"),
+        &["cannot be told", "the steps are not those of momentum descent (R² 0.360)"],
+    );
+    // α is left to go by.
+    let landed = MadeUp {
+        all: |_| [with(0.36), vec![("alpha", -0.8), ("curvature", 1.0)]].concat(),
+        ..MadeUp::default()
+    };
+    assert_says(&landed.says("next"), &["about 5 times it", "α -0.8, the stability ratio is not used"]);
+    let unknown = MadeUp { all: |_| vec![("stability", 3.0), ("sharpness", 4.0)], ..MadeUp::default() };
+    assert_says(&unknown.says("stability"), &["is not used", "R² not looked at"]);
+    let page = explain::document(&[adam.run()]);
+    let text = String::from_utf8(page.render(Form::Markdown).unwrap()).unwrap();
+    assert!(text.contains("it fits poorly (R² 0.360)"), "{text}");
+    // Of a pair it is compared where both are momentum's, and it is no sign of instability elsewhere.
+    let other = MadeUp { all: |_| [with(0.9), vec![("stability", 0.3)]].concat(), ..MadeUp::default() };
+    let said = |a: &MadeUp, b: &MadeUp| {
+        let said = explain::differences(&a.run(), &b.run()).into_iter().map(|s| s.text);
+        said.collect::<Vec<_>>().join("\n")
+    };
+    assert!(said(&momentum, &other).contains("the stability ratio is 3"), "{}", said(&momentum, &other));
+    assert!(!said(&adam, &other).contains("the stability ratio"), "{}", said(&adam, &other));
+    let jumps = MadeUp {
+        all: |at| [with(0.36), vec![("loss", if at > 0.68 { 9.0 } else { 2.0 })]].concat(),
+        ..MadeUp::default()
+    };
+    assert_says(&jumps.says("unstable"), &["Nothing else that was looked at moved before"]);
+}
+
+#[test]
+fn noise_is_the_quotient_of_means_wherever_it_stands() {
+    // One look in two sees a gradient of 8 and noise of 100, the other no gradient and noise of 300: means of 200 and 4.
+    fn turns(at: f64) -> Vec<(&'static str, f64)> {
+        let even = ((at * 29.0).round() as u64).is_multiple_of(2);
+        let (trace, square) = if even { (100.0, 8.0) } else { (300.0, 0.0) };
+        let snr = [("snr", 100.0 * square / trace), ("noise_scale", trace / square)];
+        [vec![("noise_trace", trace), ("grad_square", square)], snr.to_vec()].concat()
+    }
+    let run = MadeUp { all: turns, layers: |_, at| turns(at), ..MadeUp::default() };
+    assert_says(&run.says("noise"), &["the noise scale is 50 samples"]);
+    let page = explain::document(&[run.run()]);
+    let text = String::from_utf8(page.render(Form::Markdown).unwrap()).unwrap();
+    let row = |of: &str| text.lines().find(|line| line.starts_with(of)).unwrap().to_owned();
+    // Of the layer 50 too, of the stage a signal of twice the noise: 4 · 100 / 200.
+    assert!(row("| body.weight").trim_end().ends_with("50 |"), "{text}");
+    let landing =
+        text.lines().filter(|line| line.starts_with("| 210–300")).find(|line| line.contains(" 50 |"));
+    assert!(landing.is_some_and(|line| line.trim_end().ends_with(" 2 |")), "{text}");
+    let csv = String::from_utf8(page.render(Form::Csv).unwrap()).unwrap();
+    assert!(csv.contains("noise_scale,50\n") && csv.contains("snr,2\n"), "{csv}");
+    // Halves that show no signal are no reason for a larger rate.
+    let blind = MadeUp {
+        all: |_| vec![("noise_trace", 9.0), ("grad_square", -1.0), ("alpha", -0.9), ("curvature", 1.0)],
+        ..MadeUp::default()
+    };
+    assert_says(&blind.says("next"), &["about right", "noise leaves 0"]);
 }
 
 #[test]
@@ -267,12 +375,15 @@ fn the_first_sign_of_instability_is_found_with_its_step_and_its_layer() {
             "the update-to-weight ratio of head.bias, at step 190: from 0.01 to 0.08",
         ],
     );
-    assert_says(&run.says("next"), &["smaller than the last stage's 0.1", "the run became unstable"]);
+    assert_says(&run.says("next"), &["smaller than the recipe's 0.1", "the run became unstable"]);
     let found = explain::instability(&run.run()).unwrap();
     assert_eq!((found.step, found.first.unwrap().step), (210, 190));
     // A threshold that is crossed before is the first sign.
     let crossed = MadeUp {
-        all: |at| [jumps(at), vec![("stability", if at > 0.55 { 1.5 } else { 0.5 })]].concat(),
+        all: |at| {
+            let ratio = if at > 0.55 { 1.5 } else { 0.5 };
+            [jumps(at), vec![("r2/sgdm", 0.99), ("stability", ratio)]].concat()
+        },
         ..run
     };
     assert_says(&crossed.says("unstable"), &["the stability ratio, at step 170: from 1 to 1.5"]);
@@ -287,6 +398,95 @@ fn the_first_sign_of_instability_is_found_with_its_step_and_its_layer() {
         ..diverged
     };
     assert!(none.says("unstable")[0].contains("became unstable at step 280"));
+}
+
+#[test]
+fn a_threshold_that_was_passed_long_before_is_told_with_its_step() {
+    fn jumps(at: f64) -> Vec<(&'static str, f64)> {
+        let mut all = vec![("r2/sgdm", 0.99)];
+        all.extend((at > 0.68).then_some(("loss", 4.0)));
+        all
+    }
+    // Above it from the first look on; from the sixth on, fifteen before the jump.
+    let always = MadeUp { all: |at| [jumps(at), vec![("stability", 1.4)]].concat(), ..MadeUp::default() };
+    assert_says(
+        &always.says("unstable"),
+        &[
+            "at step 210",
+            "By then the stability ratio had been above 1 since step 10.",
+            "Nothing else that was looked at moved",
+        ],
+    );
+    let long = MadeUp {
+        all: |at| [jumps(at), vec![("stability", if at > 0.16 { 1.4 } else { 0.9 })]].concat(),
+        ..MadeUp::default()
+    };
+    assert_says(&long.says("unstable"), &["By then the stability ratio had been above 1 since step 60."]);
+    let found = explain::instability(&long.run()).unwrap();
+    assert_eq!((found.already[0].step, found.already[0].always, found.first), (60, true, None));
+    // What moves in the last looks is told beside it.
+    let both = MadeUp { layers: |_, at| vec![("update_ratio", if at > 0.6 { 0.08 } else { 0.01 })], ..long };
+    assert_says(&both.says("unstable"), &["above 1 since step 60. First to move was", "at step 190"]);
+    // On and off.
+    let flickers = MadeUp {
+        all: |at| {
+            let even = ((at * 29.0).round() as u64).is_multiple_of(2);
+            [jumps(at), vec![("alpha", if even { 1.5 } else { 0.5 }), ("curvature", 1.0)]].concat()
+        },
+        ..MadeUp::default()
+    };
+    assert_says(&flickers.says("unstable"), &["By then α had gone above 1 at step 10, and again since."]);
+    // Below it for a while, and above it within the last looks: that is the first sign, and the old one is none.
+    let again = MadeUp {
+        all: |at| {
+            let ratio = if (0.2..=0.55).contains(&at) { 0.5 } else { 1.5 };
+            [jumps(at), vec![("stability", ratio)]].concat()
+        },
+        ..MadeUp::default()
+    };
+    assert_says(&again.says("unstable"), &["First to move was the stability ratio, at step 170"]);
+    assert_eq!(explain::instability(&again.run()).unwrap().already, []);
+}
+
+#[test]
+fn a_function_that_gives_back_half_of_what_was_gained_has_become_unstable() {
+    // 5375 to 1e-5 in twenty looks, then 1000: less than a quarter of the first value.
+    fn back(at: f64) -> Vec<(&'static str, f64)> {
+        let fallen = 5375.0 * 10f64.powf(-8.73 * (at / 0.66).min(1.0));
+        vec![("loss", if at > 0.68 { 1000.0 } else { fallen })]
+    }
+    let run = MadeUp { problem: Some("{name: powell}"), all: back, ..MadeUp::default() };
+    assert_says(&run.says("unstable"), &["became unstable at step 210", "to 1000."]);
+    // A zigzag near the minimum is none, nor a slow way down.
+    let zigzag = MadeUp {
+        all: |at| {
+            let fallen = 5375.0 * 10f64.powf(-20.0 * at);
+            let even = ((at * 29.0).round() as u64).is_multiple_of(5);
+            vec![("loss", if even && at > 0.5 { 300.0 * fallen } else { fallen })]
+        },
+        ..run
+    };
+    assert_says(&zigzag.says("unstable"), &["never became unstable"]);
+    // A function that is another at every step, and a network, jump by themselves: 0.01 to 0.2 is a batch.
+    let restless = MadeUp { problem: Some("{name: targets}"), all: back, ..MadeUp::default() };
+    assert_says(&restless.says("unstable"), &["never became unstable"]);
+    let network = MadeUp {
+        all: |at| {
+            let even = ((at * 29.0).round() as u64).is_multiple_of(5);
+            vec![(
+                "loss",
+                if at < 0.2 {
+                    2.3
+                } else if even {
+                    0.2
+                } else {
+                    0.01
+                },
+            )]
+        },
+        ..MadeUp::default()
+    };
+    assert_says(&network.says("unstable"), &["never became unstable"]);
 }
 
 #[test]

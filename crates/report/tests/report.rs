@@ -43,15 +43,20 @@ fn leave_in(folder: &Path, recipe: &Recipe, status: &str, accuracies: &[f64]) {
     }
     fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
     if status != "killed" {
-        let summary = serde_json::json!({
-            "id": recipe.id(), "name": recipe.name, "status": status, "steps": 300, "epochs": 3, "select": "test",
-            "metric": "accuracy", "last": {}, "best": {}, "selected": {}, "sha256": "",
-        });
-        let mut summary: Summary = serde_json::from_value(summary).unwrap();
-        let text = |summary: &Summary| serde_json::to_vec_pretty(summary).unwrap();
-        summary.sha256 = taper_files::sha256(&text(&summary));
-        fs::write(folder.join("summary.json"), text(&summary)).unwrap();
+        seal(folder, recipe, status, "accuracy");
     }
+}
+
+/// Leaves the summary of a run that ended.
+fn seal(folder: &Path, recipe: &Recipe, status: &str, metric: &str) {
+    let summary = serde_json::json!({
+        "id": recipe.id(), "name": recipe.name, "status": status, "steps": 300, "epochs": 3, "select": "test",
+        "metric": metric, "last": {}, "best": {}, "selected": {}, "sha256": "",
+    });
+    let mut summary: Summary = serde_json::from_value(summary).unwrap();
+    let text = |summary: &Summary| serde_json::to_vec_pretty(summary).unwrap();
+    summary.sha256 = taper_files::sha256(&text(&summary));
+    fs::write(folder.join("summary.json"), text(&summary)).unwrap();
 }
 
 /// Two optimizers with two and three seeds, of which one diverged and one was killed.
@@ -194,6 +199,38 @@ fn what_the_runs_can_show_is_said_and_no_more() {
     // One seed makes no pair, but still has a time.
     let one = runs(1);
     assert!(!one.contains("shared seeds") && one.contains("first epoch at a level"), "{one}");
+}
+
+#[test]
+fn a_function_whose_start_the_seeds_move_is_compared_seed_by_seed() {
+    let folder = tempfile::tempdir().unwrap();
+    let leave = |optimizer: &str, seed: u64, loss: f64| {
+        let text = format!(
+            "name: f\nseed: {seed}\nproblem: {{name: powell, jitter: 0.1}}\noptimizer: {optimizer}\ntrain: {{steps: 100}}"
+        );
+        let recipe = Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap();
+        let run = folder.path().join(recipe.directory());
+        fs::create_dir_all(&run).unwrap();
+        fs::write(run.join("recipe.yaml"), recipe.to_yaml()).unwrap();
+        let line = |step: u64, loss: f64| {
+            format!("{{\"step\":{step},\"epoch\":1,\"split\":\"train\",\"loss\":{loss},\"lr\":0.01}}\n")
+        };
+        fs::write(run.join("metrics.jsonl"), line(1, 7.0) + &line(100, loss)).unwrap();
+        seal(&run, &recipe, "finished", "loss");
+    };
+    for seed in 1..=8 {
+        leave("{name: decgd, lr: 0.01}", seed, 0.25 + 0.01 * seed as f64);
+        leave("{name: adam, lr: 0.01}", seed, 0.5 + 0.01 * seed as f64);
+    }
+    let markdown = render(&[folder.path().to_path_buf()], Form::Markdown);
+    assert!(markdown.contains("powell: differences in loss on shared seeds"), "{markdown}");
+    assert!(
+        markdown.contains("The value of the last iteration; a seed means the same starting point"),
+        "{markdown}"
+    );
+    let row = row(&markdown, "decgd − adam");
+    assert_eq!(row[..2], ["8", "−0.2500"], "{markdown}");
+    assert_eq!(row[5], "decgd is better", "{markdown}");
 }
 
 #[test]
@@ -538,4 +575,125 @@ fn a_summary_that_nobody_vouches_for_is_named() {
     fs::write(&path, serde_json::to_vec_pretty(&summary).unwrap()).unwrap();
     let said = render(&runs, Form::Markdown);
     assert!(said.contains("carries no checksum"), "{said}");
+}
+
+/// A recipe that is evaluated every 100 of 300 steps, all within one epoch.
+fn by_steps(seed: u64, optimizer: &str) -> Recipe {
+    let text = format!(
+        "name: mine\nseed: {seed}\ndata: {{name: mnist}}\nmodel: {{name: mlp, hidden: [100]}}\n\
+         optimizer: {optimizer}\ntrain: {{steps: 300, eval_every: 100, log_every: 50, select: test}}\n"
+    );
+    Recipe::parse("fixture.yaml", &text, &[], &Unchecked).unwrap()
+}
+
+/// Leaves such a run: six lines of training with a rate that falls, three evaluations with probes, and the mean over the epoch.
+fn leave_by_steps(runs: &Path, recipe: &Recipe, accuracies: [f64; 3]) {
+    let folder = leave(runs, recipe, "finished", &accuracies);
+    let lines = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let mut metrics = String::new();
+    for (i, line) in lines.lines().enumerate() {
+        let step = 100 * (i / 3 + 1);
+        if line.contains("\"train\"") {
+            for step in [step - 50, step] {
+                let (loss, lr) = (1.0 / step as f64, 3.0 - 0.01 * step as f64);
+                metrics += &format!(
+                    "{{\"step\":{step},\"epoch\":1,\"split\":\"train\",\"loss\":{loss},\"lr\":{lr},\"grad_norm\":1.0}}\n"
+                );
+            }
+        } else {
+            metrics += &line.replace(&format!("\"epoch\":{}", i / 3 + 1), "\"epoch\":1");
+            metrics.push('\n');
+        }
+    }
+    metrics += "{\"step\":300,\"epoch\":1,\"split\":\"train\",\"loss\":0.5,\"lr\":0.0}\n";
+    fs::write(folder.join("metrics.jsonl"), metrics).unwrap();
+}
+
+/// The chart of a figure's panel, as its first view has it.
+fn chart(figure: &taper_report::Figure, panel: usize) -> &taper_figures::plot::Chart {
+    match &figure.panels[panel].views[0].picture {
+        taper_figures::plot::Picture::Chart(chart) => chart,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn xs(chart: &taper_figures::plot::Chart) -> Vec<f64> {
+    chart.series[0].points.iter().map(|(x, _)| *x).collect()
+}
+
+#[test]
+fn evaluations_within_an_epoch_are_told_apart_by_their_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    leave_by_steps(folder.path(), &by_steps(1, "{name: adam, lr: 0.001}"), [0.80, 0.85, 0.90]);
+    leave_by_steps(folder.path(), &by_steps(1, "{name: decgd, lr: 0.01, c: 1.0}"), [0.85, 0.93, 0.92]);
+    let runs = [folder.path().to_path_buf()];
+    let markdown = render(&runs, Form::Markdown);
+    assert!(markdown.contains("| at step |") && !markdown.contains("at epoch"), "{markdown}");
+    let cells = row(&markdown, "mlp");
+    assert_eq!((cells[0], cells[3]), ("adam", "300"), "{markdown}");
+    let line = markdown.lines().find(|line| line.starts_with("| mlp     | decgd")).unwrap();
+    assert_eq!(line.split('|').nth(5).map(str::trim), Some("200"), "{line}");
+    let times = markdown.split("first step at a level").nth(1).unwrap();
+    assert_eq!((row(times, "adam"), row(times, "decgd")), (vec!["300", "never"], vec!["200", "200"]));
+
+    let document = taper_report::document("Fixture", &taper_report::load(&runs).unwrap());
+    let figures: Vec<&taper_report::Figure> = document.figures().collect();
+    assert!(figures[0].caption.contains("training loss by step"), "{}", figures[0].caption);
+    let (test, loss) = (chart(figures[0], 0), chart(figures[0], 1));
+    assert_eq!((xs(test), test.x_label.as_str()), (vec![100.0, 200.0, 300.0], "step"));
+    assert_eq!((xs(loss), loss.x_label.as_str()), (vec![50.0, 100.0, 150.0, 200.0, 250.0, 300.0], "step"));
+    // lr · v / √(f + c) with the rate of the probe's own step: 1.3 / 1.5 of 2, 1 and 0.
+    let inside = figures.iter().find(|figure| figure.caption.contains("its vector v")).unwrap();
+    let rates = inside.panels.iter().map(|panel| match &panel.views[0].picture {
+        taper_figures::plot::Picture::Chart(chart) => chart,
+        other => panic!("{other:?}"),
+    });
+    let rates = rates.into_iter().find(|chart| chart.title == "effective learning rate").unwrap();
+    let of = rates.series.iter().find(|line| line.label == "decgd").unwrap();
+    let expected: Vec<(f64, f64)> = vec![(100.0, 2.0 * 1.3 / 1.5), (200.0, 1.3 / 1.5), (300.0, 0.0)];
+    for ((x, y), (a, b)) in of.points.iter().zip(&expected) {
+        assert!(x == a && (y - b).abs() < 1e-12, "{:?}", of.points);
+    }
+    assert_eq!(of.points.len(), 3);
+}
+
+#[test]
+fn the_rate_of_a_probe_is_the_last_that_was_logged_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let run =
+        leave(folder.path(), &recipe("mine", 1, "{name: decgd, lr: 0.01, c: 1.0}", ""), "finished", &[0.8]);
+    let path = run.join("metrics.jsonl");
+    let probe = fs::read_to_string(&path).unwrap().lines().nth(1).unwrap().to_owned();
+    let lr = |step: u64, lr: f64| {
+        format!(
+            "{{\"step\":{step},\"epoch\":1,\"split\":\"train\",\"loss\":1.0,\"lr\":{lr},\"grad_norm\":1.0}}\n"
+        )
+    };
+    fs::write(&path, format!("{}{}{probe}\n{}", lr(10, 8.0), lr(90, 3.0), lr(110, 5.0))).unwrap();
+    let document = taper_report::document("Fixture", &taper_report::load(&[folder.path().into()]).unwrap());
+    let charts = document.figures().flat_map(|figure| &figure.panels).map(|panel| &panel.views[0].picture);
+    let rate = charts.filter_map(|picture| match picture {
+        taper_figures::plot::Picture::Chart(chart) if chart.title == "effective learning rate" => Some(chart),
+        _ => None,
+    });
+    assert_eq!(rate.into_iter().next().unwrap().series[0].points, [(1.0, 3.0 * 1.3 / 1.5)]);
+}
+
+#[test]
+fn a_task_with_one_run_by_steps_counts_in_steps_throughout() {
+    let folder = tempfile::tempdir().unwrap();
+    leave_by_steps(folder.path(), &by_steps(1, "{name: adam, lr: 0.001}"), [0.80, 0.85, 0.90]);
+    let by_epochs = recipe("mine", 1, "{name: sgd, lr: 0.1}", "");
+    leave(folder.path(), &by_epochs, "finished", &[0.70, 0.85, 0.80]);
+    let runs = taper_report::load(&[folder.path().to_path_buf()]).unwrap();
+    let tasks = taper_report::tasks(&runs.runs);
+    let [task] = &tasks[..] else { panic!("{}", tasks.len()) };
+    assert_eq!(task.clock(), "step");
+    let all = task.groups.iter().flat_map(|group| &group.runs);
+    let best: Vec<u64> =
+        all.filter_map(|run| taper_report::Choice::BestOnTest.of(run)).map(|(_, at)| at).collect();
+    assert_eq!(best.iter().collect::<std::collections::BTreeSet<_>>(), [200, 300].iter().collect());
+    // Alone it counts in epochs, as ever.
+    let alone: Vec<_> = runs.runs.iter().filter(|run| run.recipe.optimizer.name == "sgd").cloned().collect();
+    assert_eq!(taper_report::tasks(&alone)[0].clock(), "epoch");
 }

@@ -110,6 +110,66 @@ fn every_recipe_is_valid_to_another_validator_and_names_the_schema() {
     }
 }
 
+/// Whether a number is in a range that a schema, or one that it offers in its place, states.
+fn takes(schema: &Value, number: f64) -> bool {
+    let of = |name: &str| schema.get(name).and_then(Value::as_f64);
+    let own = of("minimum").is_none_or(|end| number >= end)
+        && of("exclusiveMinimum").is_none_or(|end| number > end)
+        && of("maximum").is_none_or(|end| number <= end)
+        && of("exclusiveMaximum").is_none_or(|end| number < end);
+    let others = ["anyOf", "oneOf"].into_iter().filter_map(|list| schema.get(list)?.as_array());
+    own && others.into_iter().all(|list| list.iter().any(|one| takes(one, number)))
+}
+
+/// What a run's folder keeps, with every default written out.
+#[test]
+fn every_resolved_recipe_is_valid_to_another_validator() {
+    let registries = taper_train::Registries::default();
+    let mut all = Map::new();
+    for path in recipes() {
+        let recipe = taper_train::Recipe::load(&path, &[], &registries).unwrap_or_else(|e| panic!("{e}"));
+        for run in recipe.runs().iter().take(1) {
+            all.insert(path.display().to_string(), run.resolved().clone());
+        }
+    }
+    let default = |name: &str| {
+        let text = format!(
+            "data: {{name: synthetic-text}}\nmodel: {{name: {name}}}\noptimizer: {{name: sgd}}\n\
+             train: {{epochs: 1, windows: {{length: 8}}}}"
+        );
+        taper_train::Recipe::parse("default.yaml", &text, &[], &registries).unwrap().resolved().clone()
+    };
+    all.extend(["gpt", "llama"].map(|name| (name.to_owned(), default(name))));
+    assert!(all.len() > 90);
+    if let Some(refused) = refused_by_python(&all) {
+        assert_eq!(refused, Map::new());
+    }
+}
+
+#[test]
+fn every_default_is_in_its_own_range() {
+    fn walk(place: &str, schema: &Value, seen: &mut usize, wrong: &mut Vec<String>) {
+        if let Some(default) = schema.get("default").and_then(Value::as_f64) {
+            *seen += 1;
+            if !takes(schema, default) {
+                wrong.push(format!("{place}: {default}"));
+            }
+        }
+        match schema {
+            Value::Object(keys) => {
+                keys.iter().for_each(|(key, value)| walk(&format!("{place}/{key}"), value, seen, wrong));
+            }
+            Value::Array(items) => items.iter().for_each(|value| walk(place, value, seen, wrong)),
+            _ => {}
+        }
+    }
+    let schema: Value = serde_json::from_str(&stdout(&["schema"])).unwrap();
+    let (mut seen, mut wrong) = (0, Vec::new());
+    walk("", &schema, &mut seen, &mut wrong);
+    assert!(seen > 100, "{seen}");
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
 const BASE: &str = "data: {name: synthetic-images, train: 64, test: 32}\nmodel: {name: mlp}\n";
 
 /// Recipes with one mistake each.

@@ -359,6 +359,10 @@ fn text_goes_on_the_same_way_with_the_same_seed() {
     assert_eq!(greedy, say(&["--top-k", "1", "--seed", "7"]));
     let told: Value = serde_json::from_str(&say(&["--temperature", "0", "--json"])).unwrap();
     assert_eq!(format!("w1 w2 {}\n", told["continuation"].as_str().unwrap()), greedy);
+    assert_eq!((&told["temperature"], &told["top_k"]), (&0.0.into(), &Value::Null));
+    let told: Value =
+        serde_json::from_str(&say(&["--top-k", "3", "--temperature", "0.5", "--json"])).unwrap();
+    assert_eq!((&told["temperature"], &told["top_k"]), (&0.5.into(), &3.into()));
     // A long text needs no more memory than a short one.
     assert_eq!(
         prints(path, &["predict", &run, "--prompt", "w1", "--tokens", "5000"]).split_whitespace().count(),

@@ -151,22 +151,23 @@ impl Way<'_> {
         let seed = self.recipe.seed;
         let x = self.x.to_vec1::<f64>()?;
         self.function.evaluate(&x, &mut self.gradient);
-        self.point.gradient = self.point.gradient.min(squared(&self.gradient));
+        self.point.gradient = least(self.point.gradient, squared(&self.gradient));
         let f = self.function.at(seed, t, &x, &mut self.gradient);
         self.paid += f;
         if let (Some(online), Some(domain)) = (self.function.online(), &self.domain) {
             self.hindsight.add(online, seed, t);
             let regret = self.paid - self.hindsight.least(domain).0;
             self.point.regret = Some(regret);
-            self.point.worst = Some(self.point.worst.map_or(regret, |worst| worst.max(regret)));
+            self.point.worst = Some(self.point.worst.map_or(regret, |worst| most(worst, regret)));
         }
         let seen = f - self.recipe.train.loss_shift;
         if let Some(c) = self.recipe.optimizer.hyper.get("c").and_then(Value::as_f64) {
             let root = (seen + c).sqrt();
             let slope = squared(&self.gradient).sqrt() / (2.0 * root);
-            let most = |so_far: Option<f64>, now: f64| Some(so_far.map_or(now, |so_far| so_far.max(now)));
+            let largest =
+                |so_far: Option<f64>, now: f64| Some(so_far.map_or(now, |so_far| most(so_far, now)));
             (self.point.root, self.point.slope) =
-                (most(self.point.root, root), most(self.point.slope, slope));
+                (largest(self.point.root, root), largest(self.point.slope, slope));
         }
         let rate = self.schedules.rate.factor(t, steps);
         let momentum = self.schedules.momentum.as_ref().map_or(1.0, |schedule| schedule.factor(t, steps));
@@ -193,7 +194,7 @@ impl Way<'_> {
         let v = ["x.v_min", "x.v_used", "x.v"].iter().find_map(|name| state.tensors.get(*name));
         let v = v.map(Tensor::to_vec1::<f64>).transpose()?;
         self.point.inverse_v = v.as_ref().map(|v| v.iter().map(|v| 1.0 / v).sum());
-        self.point.least_v = v.map(|v| v.into_iter().fold(f64::INFINITY, f64::min));
+        self.point.least_v = v.map(|v| v.into_iter().fold(f64::INFINITY, least));
         Ok(())
     }
 }
@@ -202,9 +203,32 @@ fn squared(gradient: &[f64]) -> f64 {
     gradient.iter().map(|g| g * g).sum()
 }
 
+/// The smaller of two numbers, and none where one of them is none: `f64::min` would forget it.
+fn least(so_far: f64, now: f64) -> f64 {
+    if so_far.is_nan() || so_far < now { so_far } else { now }
+}
+
+/// The larger of two numbers, and none where one of them is none.
+pub fn most(so_far: f64, now: f64) -> f64 {
+    if so_far.is_nan() || so_far > now { so_far } else { now }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_is_none_stays_in_what_was_least_or_largest() {
+        let all = [2.0, 1.0, 3.0];
+        assert_eq!(all.into_iter().fold(f64::INFINITY, least), 1.0);
+        assert_eq!(all.into_iter().fold(f64::NEG_INFINITY, most), 3.0);
+        for place in 0..3 {
+            let mut all = all;
+            all[place] = f64::NAN;
+            assert!(all.into_iter().fold(f64::INFINITY, least).is_nan(), "{place}");
+            assert!(all.into_iter().fold(f64::NEG_INFINITY, most).is_nan(), "{place}");
+        }
+    }
 
     #[test]
     fn points_are_even_on_a_log_scale_and_end_at_the_last_step() {

@@ -26,6 +26,14 @@ optimizer: {name: adam, lr: 0.01}
 train: {epochs: 2, log_every: 1, bptt: {length: 10, half: 0.05, std: 2, min: 5}, checkpoint: {every_epochs: null, every_steps: 4, keep: 9}}
 ";
 
+/// Attention over windows that stand alone, with dropout, two batches a step.
+const GPT: &str = "
+data: {name: synthetic-text, vocab: 20, branching: 4, train: 900, valid: 60, test: 60, batch_size: 6, eval_batch_size: 2}
+model: {name: gpt, layers: 1, heads: 2, emb: 8, block: 12, dropout: {embedding: 0.1, resid: 0.1, attention: 0.1}}
+optimizer: {name: adamw, lr: 0.01}
+train: {steps: 6, accumulate: 2, log_every: 1, windows: {length: 11}}
+";
+
 const ALL: &str = "train.probe={every: 2, what: [all]}";
 
 fn parse(text: &str, set: &[&str]) -> Result<Recipe, RecipeError> {
@@ -166,10 +174,31 @@ fn a_quadratic_is_as_sharp_as_its_condition_and_steps_land_where_arithmetic_says
     for sight in minimise(quadratic, json!({"name": "sgd", "lr": 0.04}), 5, folder.path()) {
         let all = &sight.all;
         assert!((all["sharpness"] / 20.0 - 1.0).abs() < 0.01, "{}", all["sharpness"]);
-        // Plain descent: b of the microscope has momentum 0.9, so the rate it fits is smaller.
+        // Plain descent has no momentum: ηλ/2 of a threshold of 2, with λ as exact as Lanczos has it.
         assert!((all["rate/gd"] / 0.04 - 1.0).abs() < 1e-9 && all["r2/gd"] > 1.0 - 1e-9);
-        assert!((all["stability"] - all["rate/sgdm"] * all["sharpness"] / 3.8).abs() < 1e-9);
+        assert_eq!(all["momentum"], 0.0);
+        assert!((all["stability"] / 0.4 - 1.0).abs() < 0.01, "{}", all["stability"]);
+        assert!((all["stability"] / (0.04 * all["sharpness"] / 2.0) - 1.0).abs() < 1e-9);
         assert!(!all.contains_key("noise_trace"), "a function has no noise");
+    }
+    // With momentum β the threshold is 2(1 + β).
+    let quadratic = || json!({"name": "quadratic", "n": 12, "condition": 20.0});
+    let momentum = json!({"name": "sgdm", "lr": 0.04, "momentum": 0.9});
+    for sight in minimise(quadratic(), momentum, 5, folder.path()) {
+        let all = &sight.all;
+        assert!((all["stability"] / (0.8 / 3.8) - 1.0).abs() < 0.01, "{}", all["stability"]);
+    }
+    // Optimizers that have none are not given any: the rate is that of plain descent, the threshold 2.
+    for optimizer in [
+        json!({"name": "adagrad", "lr": 0.04}),
+        json!({"name": "aegd", "lr": 0.04}),
+        json!({"name": "adam", "beta1": 0.0, "lr": 0.01}),
+    ] {
+        for sight in minimise(quadratic(), optimizer, 3, folder.path()) {
+            let all = &sight.all;
+            assert_eq!(all["momentum"], 0.0);
+            assert!((all["stability"] - all["rate/gd"] * all["sharpness"] / 2.0).abs() < 1e-9);
+        }
     }
     // With one eigenvalue λ = 1 a step at rate η goes to 1 - η of the way: α = η - 1.
     let round = json!({"name": "quadratic", "n": 5, "condition": 1.0});
@@ -208,6 +237,70 @@ fn runs_of_known_optimizers_are_nearest_to_themselves() {
         assert_eq!((all["v_min"], all["v_p50"], all["v_max"], all["v_negative"]), (v, v, v, 0.0));
         assert!((all["v_error_rms"] - (v - all["root"]).abs()).abs() < 1e-9 * v);
     }
+}
+
+#[test]
+fn descent_diverges_where_the_stability_ratio_passes_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let quadratic = || json!({"name": "quadratic", "n": 12, "condition": 20.0});
+    // 2/λ = 0.1 without momentum, 2(1 + β)/λ = 0.19 with β = 0.9.
+    let cases = [
+        (json!({"name": "sgd", "lr": 0.098}), false),
+        (json!({"name": "sgd", "lr": 0.104}), true),
+        (json!({"name": "sgdm", "momentum": 0.9, "lr": 0.185}), false),
+        (json!({"name": "sgdm", "momentum": 0.9, "lr": 0.195}), true),
+    ];
+    for (optimizer, diverges) in cases {
+        let seen = minimise(quadratic(), optimizer.clone(), 300, folder.path());
+        let (first, last) = (seen[0].all["loss"], seen[299].all["loss"]);
+        assert_eq!(last > first, diverges, "{optimizer}: {first} to {last}");
+        assert_eq!(seen[0].all["stability"] > 1.0, diverges, "{optimizer}: {}", seen[0].all["stability"]);
+    }
+}
+
+#[test]
+fn a_shifted_loss_is_looked_at_as_the_optimizer_gets_it() {
+    let seen = |shift: f64, c: f64, name: &str, lr: f64| {
+        let folder = tempfile::tempdir().unwrap();
+        let text = json!({
+            "problem": {"name": "powell"}, "optimizer": {"name": name, "lr": lr, "c": c},
+            "train": {"steps": 20, "loss_shift": shift, "probe": {"every": 1}, "checkpoint": {"every_epochs": null}},
+        });
+        sights(&train(&recipe(&text.to_string(), &[]), folder.path()))
+    };
+    for (name, lr) in [("decgd", 1e-5), ("aegd", 1e-4), ("decadam", 1e-3)] {
+        let (here, there) = (seen(0.0, 1.0, name, lr), seen(16.0, 17.0, name, lr));
+        for (a, b) in here.iter().zip(&there) {
+            for figure in ["root", "v_p50", "v_error_rms", "v_error_max", "r2/root", "rate/root"] {
+                let (x, y) = (a.all[figure], b.all[figure]);
+                // f - 16 + 17 rounds to an ulp of f, 1e-12 of 5375; an error of v begins at 0.
+                assert!((x - y).abs() < 1e-9 * (1.0 + x.abs()), "{name} {figure}, step {}: {x} {y}", a.step);
+            }
+            // The loss that is shown is the function's.
+            assert!((a.all["loss"] - b.all["loss"]).abs() < 1e-6, "{name}");
+            assert!((b.all["root"] - (b.all["loss"] + 1.0).sqrt()).abs() < 1e-9, "{name}");
+        }
+        assert_eq!(here[0].all["loss"], 5375.0);
+    }
+}
+
+#[test]
+fn noise_of_windows_that_stand_alone_is_that_of_windows() {
+    let runs = tempfile::tempdir().unwrap();
+    let run = train(&recipe(GPT, &["train.probe={every: 1, what: [noise, sharpness]}"]), runs.path());
+    for sight in sights(&run) {
+        let all = &sight.all;
+        assert!(all["noise_trace"] > 0.0, "step {}", sight.step);
+        // Two batches of six windows a step.
+        assert!((all["snr"] / (all["grad_square"] * 12.0 / all["noise_trace"]) - 1.0).abs() < 1e-9);
+        // What the ratio goes by is beside it, also where nobody asked for what is nearest.
+        assert!(all.contains_key("stability") && all.contains_key("r2/sgdm") && !all.contains_key("r2/gd"));
+    }
+    // Nothing else notices.
+    let plain = tempfile::tempdir().unwrap();
+    let without = train(&recipe(GPT, &[]), plain.path());
+    let read = |run: &Outcome| fs::read(run.folder.join("metrics.jsonl")).unwrap();
+    assert!(read(&run) == read(&without));
 }
 
 #[test]
@@ -287,6 +380,11 @@ fn what_cannot_be_looked_at_is_refused_at_its_key() {
         (RESNET, "train.probe={every: 2, what: [sharpnes]}", "sharpness"),
         (RESNET, "train.probe={every: 2, how: 1}", "how"),
         (RESNET, "train.probe=5", "expected `true`, `false`, or a map with `every` and `what`"),
+        (
+            RESNET,
+            "train.probe={every: 2, what: []}",
+            "train.probe.what: expected something to look at, found an empty list",
+        ),
         (LSTM, "train.probe={every: 2, what: [noise]}", "streams carry state"),
     ];
     for (text, set, expected) in cases {
@@ -297,6 +395,13 @@ fn what_cannot_be_looked_at_is_refused_at_its_key() {
     assert!(divided.contains("train.shard_state"), "{divided}");
     let gpu = parse(RESNET, &[ALL, "device=cuda"]).unwrap_err().to_string();
     assert!(gpu.contains("device: cpu"), "{gpu}");
+    let single = parse(RESNET, &["train.probe={every: 2, what: [norms, noise]}", "data.batch_size=1"]);
+    let single = single.unwrap_err().to_string();
+    assert!(
+        single.contains("train.probe.what[1]: `noise`") && single.contains("`data.batch_size` 2"),
+        "{single}"
+    );
+    assert!(parse(RESNET, &[ALL, "data.batch_size=1"]).is_ok(), "`all` is what the run can have");
     let sharded =
         parse(RESNET, &["train.probe={every: 2, what: [noise]}", "train.shards=2"]).unwrap_err().to_string();
     assert!(sharded.contains("leave `train.shards` out"), "{sharded}");

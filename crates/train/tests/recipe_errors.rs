@@ -134,6 +134,12 @@ fn mistakes_are_shown_at_the_text_that_is_wrong() {
                 "train.probe: expected `true`, `false`, or a map with `every` and `what`, found the text `yes`",
             ],
         ),
+        (
+            "train: {epochs: 1, probe: {every: 5, what: []}}",
+            "[",
+            Value,
+            &["train.probe.what: expected something to look at, found an empty list", "what: [cheap]"],
+        ),
         ("train: {epochs: 1, early_stop: {patience: 2}}", "early_stop", Value, &["train.select: val"]),
         ("train: {epochs: 1, scale_lr_by_length: true}", "true", Value, &["needs `train.bptt`"]),
         ("train: {epochs: 1, freeze: ['*.bias', '/x']}", "'/x'", Value, &["train.freeze[1] must be a glob"]),

@@ -111,6 +111,13 @@ impl File {
             if token.content.is_empty() {
                 return Err(format!("added_tokens: expected a text for the number {}, found none", token.id));
             }
+            if token.lstrip || token.rstrip {
+                return Err(format!(
+                    "added_tokens: expected lstrip and rstrip to be false, found {:?} with one of them, which would swallow the \
+                     spaces beside it",
+                    token.content
+                ));
+            }
             if let Some(twice) = added.insert(token.id, token) {
                 return Err(format!("added_tokens: expected each number once, found {} twice", twice.id));
             }
@@ -138,11 +145,7 @@ impl File {
             }
         }
         let added = added.into_values().map(|a| {
-            AddedToken::from(a.content, a.special)
-                .single_word(a.single_word)
-                .lstrip(a.lstrip)
-                .rstrip(a.rstrip)
-                .normalized(a.normalized)
+            AddedToken::from(a.content, a.special).single_word(a.single_word).normalized(a.normalized)
         });
         Ok(Parts { pieces, merges, added: added.collect(), words, composed, whole_words: ignore_merges })
     }
@@ -211,6 +214,9 @@ fn wrong(key: &str, expected: &str, found: Option<&str>) -> String {
     format!("{key}: expected {expected}, found {found} (byte-level BPE, as GPT-2's, is what is read)")
 }
 
+/// How a text may be cut: nothing of it is lost.
+const KEEPING: [&str; 4] = ["Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"];
+
 /// Whether words are cut by known means and spelled as bytes, once, at the end, without a space that was not there.
 fn words_are_bytes(part: &Value) -> Result<(), String> {
     const KEY: &str = "pre_tokenizer";
@@ -225,10 +231,21 @@ fn words_are_bytes(part: &Value) -> Result<(), String> {
     if last.get("add_prefix_space").and_then(Value::as_bool) != Some(false) {
         return Err(format!("{KEY}.add_prefix_space: expected false, for a text is read as it is"));
     }
-    match before.iter().find(|part| !matches!(kind(part), Some("Split" | "Digits"))) {
-        None => Ok(()),
-        Some(other) => Err(wrong(KEY, "Split or Digits before ByteLevel", kind(other))),
+    for part in before {
+        match kind(part) {
+            Some("Digits") => {}
+            Some("Split") => {
+                // What is removed would be in no piece, and a text would not come back.
+                let behavior = part.get("behavior").and_then(Value::as_str);
+                if !behavior.is_some_and(|behavior| KEEPING.contains(&behavior)) {
+                    let expected = format!("one of {}, which keep all of a text", KEEPING.join(", "));
+                    return Err(wrong(&format!("{KEY}: Split.behavior"), &expected, behavior));
+                }
+            }
+            other => return Err(wrong(KEY, "Split or Digits before ByteLevel", other)),
+        }
     }
+    Ok(())
 }
 
 /// The file of a tokenizer.

@@ -284,8 +284,8 @@ impl Dataset for &'static Vision {
         let name = self.spec.name;
         let Options { verify, revision, labels } = self.options(given)?;
         let found = find(&self.spec, search, revision.as_deref())?;
-        let files = found.hash(name)?;
-        let (mut train, mut test) = self.decode(&found)?;
+        let (files, splits) = rayon::join(|| found.hash(name), || self.decode(&found));
+        let (files, (mut train, mut test)) = (files?, splits?);
         let hashes: Vec<String> = files.iter().map(|f| f.sha256.clone()).collect();
         let mut content = digest::remembered(search, name, &hashes, || {
             vec![Content::of_images("train", &train.images), Content::of_images("test", &test.images)]
@@ -352,7 +352,9 @@ impl Vision {
                 let read = |images: &Source, labels: &Source| -> Result<Split, DataError> {
                     Ok(split((idx::read(images, labels, self.shape)?, None), images.path()))
                 };
-                Ok((read(train_images, train_labels)?, read(test_images, test_labels)?))
+                let (train, test) =
+                    rayon::join(|| read(train_images, train_labels), || read(test_images, test_labels));
+                Ok((train?, test?))
             }
             (Form::Parquet, [train, test], _) => {
                 let read = |file: &Source| -> Result<Split, DataError> {
@@ -365,7 +367,8 @@ impl Vision {
                         file.path(),
                     ))
                 };
-                Ok((read(train)?, read(test)?))
+                let (train, test) = rayon::join(|| read(train), || read(test));
+                Ok((train?, test?))
             }
             (Form::CifarBinary | Form::CifarArchive, [first, ..], Some(records)) => {
                 let (train, test) = match found.form {

@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 class Net(nn.Module):
     """A language model under nanoGPT's names, as it is evaluated: logits [batch, tokens, vocabulary] of what comes after each
-    of `tokens` [batch, tokens], and the loss if there are targets (-1 does not count)."""
+    of `tokens` [batch, tokens], and the loss if there are targets (IGNORE_INDEX does not count)."""
 
     def __init__(self):
         super().__init__()
@@ -46,8 +46,9 @@ class Net(nn.Module):
             self.transformer.wpe = nn.Embedding(BLOCK, EMB)
         self.transformer.h = nn.ModuleList(Block() for _ in range(LAYERS))
         self.transformer.ln_f = Norm(BIAS)
-        if not TIED:
-            self.lm_head = nn.Linear(EMB, VOCABULARY, bias=False)
+        self.lm_head = nn.Linear(EMB, VOCABULARY, bias=False)
+        if TIED:
+            self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, tokens, targets=None):
         x = self.transformer.wte(tokens)
@@ -55,8 +56,7 @@ class Net(nn.Module):
             x = x + self.transformer.wpe.weight[: tokens.shape[1]]
         for block in self.transformer.h:
             x = block(x)
-        head = self.transformer.wte if TIED else self.lm_head
-        logits = F.linear(self.transformer.ln_f(x), head.weight)
+        logits = self.lm_head(self.transformer.ln_f(x))
         if targets is None:
             return logits
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)

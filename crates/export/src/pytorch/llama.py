@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 class Net(nn.Module):
     """A language model under the names of Llama in Hugging Face's transformers, as it is evaluated: logits [batch, tokens,
-    vocabulary] of what comes after each of `tokens` [batch, tokens], and the loss if there are targets (-1 does not count)."""
+    vocabulary] of what comes after each of `tokens` [batch, tokens], and the loss if there are targets (IGNORE_INDEX does not count)."""
 
     def __init__(self):
         super().__init__()
@@ -47,8 +47,9 @@ class Net(nn.Module):
             self.model.embed_positions = nn.Embedding(BLOCK, EMB)
         self.model.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.model.norm = Norm(BIAS)
-        if not TIED:
-            self.lm_head = nn.Linear(EMB, VOCABULARY, bias=False)
+        self.lm_head = nn.Linear(EMB, VOCABULARY, bias=False)
+        if TIED:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens, targets=None):
         x = self.model.embed_tokens(tokens)
@@ -56,8 +57,7 @@ class Net(nn.Module):
             x = x + self.model.embed_positions.weight[: tokens.shape[1]]
         for block in self.model.layers:
             x = block(x)
-        head = self.model.embed_tokens if TIED else self.lm_head
-        logits = F.linear(self.model.norm(x), head.weight)
+        logits = self.lm_head(self.model.norm(x))
         if targets is None:
             return logits
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX)

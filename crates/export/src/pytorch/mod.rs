@@ -64,6 +64,8 @@ pub fn pytorch(network: &Network, about: &[(String, String)]) -> Result<String> 
                 ("ROPE_THETA", json!(config.rope_theta)),
                 ("ACTIVATION", json!(config.activation)),
                 ("TIED", json!(config.tied)),
+                // Without one all targets count; PyTorch's default is no token.
+                ("IGNORE_INDEX", json!(config.ignore_index.unwrap_or(-100))),
             ],
         ),
         Architecture::Vit(config) => (

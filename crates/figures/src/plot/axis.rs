@@ -111,6 +111,9 @@ fn steps(low: f64, high: f64, least: f64) -> Vec<f64> {
 pub fn short(value: f64) -> String {
     let size = value.abs();
     let text = match size {
+        _ if value.is_nan() => return "NaN".into(),
+        _ if value == f64::INFINITY => return "∞".into(),
+        _ if value == f64::NEG_INFINITY => return "−∞".into(),
         _ if value == 0.0 => return "0".into(),
         _ if !(1e-3..1e5).contains(&size) => {
             let text = format!("{value:.2e}");
@@ -236,6 +239,9 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(short(value), text);
         }
+        assert_eq!([f64::NAN, -f64::NAN].map(short), ["NaN", "NaN"]);
+        assert_eq!([f64::INFINITY, f64::NEG_INFINITY].map(short), ["∞", "−∞"]);
+        assert_eq!([f64::INFINITY, f64::NAN].map(exact), ["inf", "NaN"]);
         assert_eq!(short(1.234e-15), "1.23e-15");
         assert_eq!(short(-2e6), "-2e6");
     }

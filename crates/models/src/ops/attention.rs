@@ -108,7 +108,7 @@ fn shape_of(qkv: &Qkv, options: &Attention) -> Result<Shape> {
         );
         Err(shape_error(OP, expected, found))
     };
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+    if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return refuse(format!("{heads} and {kv_heads} heads"));
     }
     match qkv {

@@ -91,7 +91,8 @@ struct Layer<T: Element> {
     by: Arithmetic,
     x: Host<T>,
     w: Tensor,
-    with_bias: bool,
+    /// Whether somebody waits for the gradient of the bias: it may be trained where the weight is not.
+    wants_bias: bool,
 }
 
 impl<T: Element> Layer<T> {
@@ -110,7 +111,7 @@ impl<T: Element> Layer<T> {
             })?;
         }
         let dw = weights.then(|| product(by, g.t(), Mat::new(&x.data, m, k)));
-        let db = (weights && self.with_bias).then(|| row_sums(by.isa, dy, n));
+        let db = self.wants_bias.then(|| row_sums(by.isa, dy, n));
         Ok([dw, db])
     }
 }
@@ -138,7 +139,7 @@ fn forward<T: Element>(
     }
     drop(span);
     let kept = before.as_ref().map_or(0, |(before, _)| std::mem::size_of_val(&before[..]));
-    let layer = Layer { by, x: x.clone(), w: w.clone(), with_bias: b.is_some() };
+    let layer = Layer { by, x: x.clone(), w: w.clone(), wants_bias: b.is_some_and(Tensor::track_op) };
     let params: Vec<&Tensor> = [w].into_iter().chain(b).collect();
     let [a, c, d, _] = x.dims;
     let y = Host::record(OP, ([a, c, d, n], Arc::new(y)), &x.handle, &params, move |mut dy| {
@@ -187,7 +188,7 @@ fn joined<T: Element>(
     }
     drop(span);
     let handle = (&x.handle + &residual.handle)?;
-    let layer = Layer { by, x: x.clone(), w: w.clone(), with_bias: b.is_some() };
+    let layer = Layer { by, x: x.clone(), w: w.clone(), wants_bias: b.is_some_and(Tensor::track_op) };
     let params: Vec<&Tensor> = [w].into_iter().chain(b).collect();
     let (slot, mask) = (residual.tracked().then(|| residual.grad.clone()), mask.cloned());
     let kept = mask.as_ref().map_or(0, |mask| mask.keep().len());

@@ -52,7 +52,7 @@ fn forward<T: Element>(x: &Host<T>, options: &Norm) -> Result<FeatureMap> {
     }
     drop(span);
     let (input, tracked, slot, weights) = (x.data.clone(), x.tracked(), x.grad.clone(), weight.clone());
-    let (want, with_bias) = (weight.track_op(), bias.is_some());
+    let (want_weight, want_bias) = (weight.track_op(), bias.is_some_and(Tensor::track_op));
     let params: Vec<&Tensor> = [weight].into_iter().chain(bias).collect();
     let y = Host::record(OP, (x.dims, Arc::new(y)), &x.handle, &params, move |dy| {
         let _span = op_span!(OP, "backward", 0);
@@ -68,8 +68,8 @@ fn forward<T: Element>(x: &Host<T>, options: &Norm) -> Result<FeatureMap> {
             false => sums = Some(back(None)),
         }
         Ok(match sums.transpose()? {
-            Some([dw, db]) if want => [Some(dw), with_bias.then_some(db)],
-            _ => [None, None],
+            Some([dw, db]) => [want_weight.then_some(dw), want_bias.then_some(db)],
+            None => [None, None],
         })
     })?;
     if y.tracked() {

@@ -51,14 +51,7 @@ pub fn embed(
     }
     if !weight.device().is_cpu() {
         index_dtype(OP, tokens)?;
-        let mut x = embedding(weight, tokens, None)?;
-        if let Some(positions) = positions {
-            x = x.broadcast_add(&positions.narrow(0, first, time)?)?;
-        }
-        if let Some(mask) = mask {
-            x = masked(&x.flatten_all()?, &mask.reshaped(elements))?;
-        }
-        return Ok(FeatureMap::Composed(x.reshape((batch, 1, time, features))?));
+        return composed(weight, positions, tokens, first, mask);
     }
     let ids: Vec<usize> = indices(OP, tokens, vocabulary, None)?.into_iter().flatten().collect();
     let job = Embed { ids, time, features, first, mask: mask.cloned() };
@@ -67,6 +60,25 @@ pub fn embed(
         DType::F64 => job.forward::<f64>(weight, positions),
         found => Err(dtype_error(OP, "f32 or f64 for weight", found)),
     }
+}
+
+/// The same of candle's ops, for devices without ours; all sizes fit.
+fn composed(
+    weight: &Tensor,
+    positions: Option<&Tensor>,
+    tokens: &Tensor,
+    first: usize,
+    mask: Option<&Mask>,
+) -> Result<FeatureMap> {
+    let ((batch, time), features) = (tokens.dims2()?, weight.dim(1)?);
+    let mut x = embedding(weight, tokens, None)?;
+    if let Some(positions) = positions {
+        x = x.broadcast_add(&positions.narrow(0, first, time)?)?;
+    }
+    if let Some(mask) = mask {
+        x = masked(&x.flatten_all()?, &mask.reshaped(batch * time * features))?;
+    }
+    Ok(FeatureMap::Composed(x.reshape((batch, 1, time, features))?))
 }
 
 struct Embed {
@@ -314,4 +326,46 @@ fn mean<T: Element>(x: &Host<T>, tokens: Range<usize>) -> Result<FeatureMap> {
         Ok([None, None])
     })?;
     Ok(T::wrap(y))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use candle_core::Var;
+
+    fn var(name: &str, shape: (usize, usize)) -> Var {
+        let mut rng = Rng::new(7, "test", name, 0);
+        let values: Vec<f64> = (0..shape.0 * shape.1).map(|_| rng.uniform() - 0.5).collect();
+        Var::from_vec(values, shape, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn composition_of_candle_ops_agrees() -> Result<()> {
+        let (weight, positions) = (var("weight", (5, 3)), var("positions", (6, 3)));
+        let tokens = Tensor::new(&[[1i64, 4, 1], [0, 0, 2]], &Device::Cpu)?;
+        let mask = Mask::draw(Rng::new(1, "test", "mask", 0), (2, 3, 3), 0.4)?;
+        let loss = |x: FeatureMap| -> Result<Tensor> { Ok(x.leave()?.sqr()?.sum_all()?) };
+        for mask in [None, Some(&mask)] {
+            for (places, first) in
+                [(None, 0), (Some(positions.as_tensor()), 0), (Some(positions.as_tensor()), 3)]
+            {
+                let ours = embed(&weight, places, &tokens, first, mask)?;
+                let theirs = composed(&weight, places, &tokens, first, mask)?;
+                let values =
+                    |x: &FeatureMap| -> Result<Vec<f64>> { Ok(x.leave()?.flatten_all()?.to_vec1()?) };
+                assert_eq!(values(&ours)?, values(&theirs)?);
+                let (ours, theirs) = (crate::backward(&loss(ours)?)?, loss(theirs)?.backward()?);
+                for var in [Some(&weight), places.map(|_| &positions)].into_iter().flatten() {
+                    let [a, b] =
+                        [ours.get(var), theirs.get(var)].map(|g| g.unwrap().to_vec2::<f64>().unwrap());
+                    for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
+                        // Sums of a few terms, maybe in another order.
+                        assert!((a - b).abs() <= 1e-15, "{a} {b}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }

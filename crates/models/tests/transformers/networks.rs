@@ -262,7 +262,7 @@ fn parameters_start_as_published_and_have_published_counts() {
 }
 
 #[test]
-fn what_a_step_keeps_grows_with_the_length_of_a_sequence_and_not_with_its_square() {
+fn what_a_step_is_said_to_keep_grows_with_the_length_of_a_sequence_and_not_with_its_square() {
     let kept = |block: usize, causal: bool| -> Cost {
         let (name, config, task) = match causal {
             true => ("gpt", json!({"layers": 1, "heads": 1, "emb": 8, "block": block}), TEXT),

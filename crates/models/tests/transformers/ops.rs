@@ -87,6 +87,72 @@ fn gates_and_rotary_positions() {
 }
 
 #[test]
+fn a_gate_that_is_shut_has_a_gradient_of_zero_also_where_an_exponential_overflows() {
+    // e¹⁰⁰ is no number of f32, nor e⁸⁰⁰ one of f64.
+    let gates = [-800.0, -100.0, -89.0, -20.0, 0.0, 100.0];
+    let enter = |x: &Tensor| FeatureMap::enter(x).unwrap();
+    for dtype in [DType::F32, DType::F64] {
+        let of = |values: &[f64]| {
+            let x = Tensor::from_slice(values, (1, 1, 1, 6), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            Var::from_tensor(&x).unwrap()
+        };
+        let (gate, up) = (of(&gates), of(&[1.0, 2.0, -1.0, 0.5, 3.0, -2.0]));
+        let grads = |make: &dyn Fn(&Tensor) -> FeatureMap| {
+            let y = swiglu(&make(&gate), &make(&up)).unwrap().leave().unwrap();
+            let grads = taper_models::backward(&y.sum_all().unwrap()).unwrap();
+            [values(&y), values(grads.get(&gate).unwrap()), values(grads.get(&up).unwrap())]
+        };
+        let (ours, composed) = (grads(&enter), grads(&|x| FeatureMap::Composed(x.clone())));
+        let limit = if dtype == DType::F32 { 1e-6 } else { 1e-14 };
+        for (a, b) in ours.iter().flatten().zip(composed.iter().flatten()) {
+            assert!((a - b).abs() <= limit * a.abs().max(1.0), "{dtype:?}: {ours:?} {composed:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bias_alone_has_the_gradient_that_it_has_among_others() {
+    let (x, y) = (var("x", &[2, 1, 3, 4]), var("y", &[2, 1, 3, 5]));
+    let (w, b) = (var("w", &[5, 4]), var("b", &[5]));
+    let (scale, shift) = (var("scale", &[4]), var("shift", &[4]));
+    let mask = Mask::draw(Rng::new(1, "test", "mask", 0), (2, 3, 5), 0.4).unwrap();
+    // Each with whether all are variables, or the bias alone.
+    type Layer<'a> = (&'a str, &'a Var, Box<dyn Fn(bool) -> FeatureMap + 'a>);
+    let of = |x: &Var, all: bool| if all { x.as_tensor().clone() } else { x.as_detached_tensor() };
+    let map = |x: &Var, all: bool| FeatureMap::enter(&of(x, all)).unwrap();
+    let mut layers: Vec<Layer> = Vec::new();
+    for gelu in [None, Some(Gelu::Exact)] {
+        let (x, w, b) = (&x, &w, &b);
+        let f = move |all: bool| linear_features(&map(x, all), &of(w, all), Some(b), gelu).unwrap();
+        layers.push(("linear", b, Box::new(f)));
+    }
+    for mask in [None, Some(&mask)] {
+        let (x, y, w, b) = (&x, &y, &w, &b);
+        let f =
+            move |all: bool| linear_residual(&map(y, all), &map(x, all), &of(w, all), Some(b), mask).unwrap();
+        layers.push(("residual", b, Box::new(f)));
+    }
+    for centred in [true, false] {
+        let (x, scale, shift) = (&x, &scale, &shift);
+        let f = move |all: bool| {
+            let weight = of(scale, all);
+            norm(&map(x, all), &Norm { weight: &weight, bias: Some(shift), eps: 1e-3, centred }).unwrap()
+        };
+        layers.push(("norm", shift, Box::new(f)));
+    }
+    for (name, bias, layer) in layers {
+        let grads = |all: bool| {
+            let y = layer(all).leave().unwrap();
+            taper_models::backward(&crate::common::scalar(&y)).unwrap()
+        };
+        let (all, alone) = (grads(true), grads(false));
+        let found = alone.get(bias).unwrap_or_else(|| panic!("{name}: no gradient"));
+        assert_eq!(values(found), values(all.get(bias).unwrap()), "{name}");
+        assert!([&x, &w, &scale].iter().all(|frozen| alone.get(frozen).is_none()), "{name}");
+    }
+}
+
+#[test]
 fn attention_of_every_kind() {
     for (heads, kv_heads, causal) in [(2, 2, true), (2, 1, true), (4, 2, false)] {
         for p in [0.0, 0.3] {
@@ -100,9 +166,12 @@ fn attention_of_every_kind() {
             check("apart", &[&q, &k, &v], &[], &|x| attention(Qkv::Apart([&x[0], &x[1], &x[2]]), &options));
         }
     }
-    let options = Attention { heads: 3, kv_heads: 2, causal: true, dropout: None };
     let x = FeatureMap::enter(&var("x", &[1, 1, 2, 21])).unwrap();
-    assert!(matches!(attention(Qkv::Together(&x), &options), Err(Error::Shape { .. })));
+    for (heads, kv_heads) in [(3, 2), (0, 0), (3, 0), (0, 3)] {
+        let options = Attention { heads, kv_heads, causal: true, dropout: None };
+        assert!(matches!(attention(Qkv::Together(&x), &options), Err(Error::Shape { .. })));
+        assert!(matches!(attention(Qkv::Apart([&x, &x, &x]), &options), Err(Error::Shape { .. })));
+    }
 }
 
 #[test]

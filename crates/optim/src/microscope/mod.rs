@@ -52,7 +52,7 @@ pub type Figures = BTreeMap<String, f64>;
 /// How the moments of the microscope are kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shadow {
-    /// β of momentum b ← βb + g, which is Adam's β₁ too.
+    /// β of momentum b ← βb + g, which is Adam's β₁ too. With 0 b is the gradient.
     pub momentum: f64,
     /// Adam's β₂.
     pub beta2: f64,
@@ -71,16 +71,29 @@ impl Default for Shadow {
 }
 
 impl Shadow {
-    /// With an optimizer's own momenta, ε and c where it has such, or those of the optimizer inside it.
-    pub fn of(config: &Value, needs_loss: bool) -> Self {
-        let config = config.get("inner").filter(|inner| inner.is_object()).unwrap_or(config);
+    /// With an optimizer's own momenta, ε and c where it has such, or those of the optimizer inside it. One that has no momentum
+    /// (SGD, AdaGrad, AEGD) gets none: with momentum of the microscope's own its steps would be held against a threshold of
+    /// stability that is not theirs.
+    ///
+    /// ```
+    /// use taper_optim::Shadow;
+    ///
+    /// let of = |config| Shadow::of(&config, false);
+    /// assert_eq!(of(serde_json::json!({"lr": 0.1, "momentum": 0.8})).momentum, 0.8);
+    /// assert_eq!(of(serde_json::json!({"lr": 0.1, "beta1": 0.0, "beta2": 0.99})).momentum, 0.0);
+    /// assert_eq!(of(serde_json::json!({"lr": 0.1})).momentum, 0.0);
+    /// ```
+    pub fn of(mut config: &Value, needs_loss: bool) -> Self {
+        while let Some(inner) = config.get("inner").filter(|inner| inner.is_object()) {
+            config = inner;
+        }
         let number = |keys: &[&str]| keys.iter().find_map(|key| config.get(*key)?.as_f64());
         let fraction = |keys: &[&str], default: f64| {
-            number(keys).filter(|beta| *beta > 0.0 && *beta < 1.0).unwrap_or(default)
+            number(keys).filter(|beta| (0.0..1.0).contains(beta)).unwrap_or(default)
         };
         let standard = Self::default();
         Self {
-            momentum: fraction(&["momentum", "beta1"], standard.momentum),
+            momentum: fraction(&["momentum", "beta1"], 0.0),
             beta2: fraction(&["beta2"], standard.beta2),
             eps: number(&["eps"]).filter(|eps| *eps >= 0.0).unwrap_or(standard.eps),
             c: number(&["c"]).filter(|_| needs_loss),

@@ -23,11 +23,11 @@ impl Values<'_> {
 /// What the elements of one tensor reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reached {
-    /// The smallest.
+    /// The smallest; NaN where one is no number.
     pub min: f64,
     /// The mean.
     pub mean: f64,
-    /// The largest.
+    /// The largest; NaN where one is no number.
     pub max: f64,
 }
 
@@ -36,9 +36,9 @@ pub struct Reached {
 pub struct Spread {
     /// How many elements there are.
     pub elements: u64,
-    /// The smallest.
+    /// The smallest; NaN where one is no number, as the largest, the mean and both errors are.
     pub min: f64,
-    /// The 1 %, 25 %, 50 %, 75 % and 99 % quantiles (nearest rank), exact.
+    /// The 1 %, 25 %, 50 %, 75 % and 99 % quantiles (nearest rank), exact. Numbers that are none lie outside of all others.
     pub quantiles: [f64; 5],
     /// The largest.
     pub max: f64,
@@ -129,9 +129,11 @@ struct Moments {
 
 impl Moments {
     fn join(self, other: Self) -> Self {
+        // Not `f64::min`, which forgets that one is no number.
+        let first = |a: f64, b: f64, a_is_first: bool| if a.is_nan() || a_is_first { a } else { b };
         Self {
-            min: self.min.min(other.min),
-            max: self.max.max(other.max),
+            min: first(self.min, other.min, self.min < other.min),
+            max: first(self.max, other.max, self.max > other.max),
             sum: self.sum + other.sum,
             square: self.square + other.square,
             negative: self.negative + other.negative,
@@ -174,13 +176,13 @@ fn moments<T: Copy + Into<f64> + Sync>(values: &[T], centre: f64) -> Option<Mome
                 let min = min.into_iter().fold(f64::INFINITY, f64::min);
                 // Hardly ever are there any to count.
                 let below = || chunk.iter().filter(|v| Into::<f64>::into(**v) < 0.0).count() as u64;
-                Moments {
-                    min,
-                    max: max.into_iter().fold(f64::NEG_INFINITY, f64::max),
-                    sum: sum.into_iter().sum(),
-                    square: square.into_iter().sum(),
-                    negative: if min < 0.0 { below() } else { 0 },
-                }
+                let negative = if min < 0.0 { below() } else { 0 };
+                let max = max.into_iter().fold(f64::NEG_INFINITY, f64::max);
+                let (sum, square): (f64, f64) = (sum.into_iter().sum(), square.into_iter().sum());
+                // Comparisons pass over what is no number; the sum does not, and is none of infinities of both signs too.
+                let none = sum.is_nan() && chunk.iter().any(|v| Into::<f64>::into(*v).is_nan());
+                let (min, max) = if none { (f64::NAN, f64::NAN) } else { (min, max) };
+                Moments { min, max, sum, square, negative }
             },
         )
     };
@@ -288,12 +290,15 @@ fn select<const N: usize>(tensors: &[&[f32]], ranks: &[u64; N], span: Span) -> [
     let places = ranks.map(|rank| find(&upper, rank));
     let mut wanted = places.map(|(part, _)| part).to_vec();
     wanted.dedup();
-    // The parts that nobody wants share a table.
-    let mut table = vec![wanted.len() as u8; parts];
+    // The parts that nobody wants share one place, so that what is counted stays in the cache.
+    let (nobody, none) = (wanted.len() as u8, wanted.len() << low);
+    let mut table = vec![nobody; parts];
     wanted.iter().enumerate().for_each(|(i, part)| table[*part] = i as u8);
     let which = table.as_slice();
-    let lower = count(&pieces, span, (wanted.len() + 1) << low, move |offset| {
-        usize::from(which[(offset >> low) as usize]) << low | (offset & mask) as usize
+    let lower = count(&pieces, span, none + 1, move |offset| {
+        let part = which[(offset >> low) as usize];
+        let place = usize::from(part) << low | (offset & mask) as usize;
+        if part == nobody { none } else { place }
     });
     places.map(|(part, rank)| {
         let from = usize::from(table[part]) << low;
@@ -364,6 +369,37 @@ mod tests {
         assert_eq!((spread.quantiles, spread.max_error), ([1.0, 25.0, 50.0, 75.0, 99.0], 50.0));
         assert_eq!(Spread::of(&[], 0.0), None);
         assert_eq!(Spread::of(&[Values::F32(&[])], 0.0), None);
+    }
+
+    #[test]
+    fn one_element_that_is_no_number_shows_in_every_extreme_and_every_mean() {
+        // In the lanes, behind them, and in another chunk than the extremes.
+        for (length, place) in [(16, 3), (9, 8), (3 * CHUNK, 2 * CHUNK + 5)] {
+            let mut values = vec![-1.0f32; length];
+            (values[0], values[place]) = (2.0, f32::NAN);
+            let doubles: Vec<f64> = values.iter().map(|v| f64::from(*v)).collect();
+            for all in
+                [[Values::F32(&values), Values::F32(&[1.0])], [Values::F64(&doubles), Values::F64(&[1.0])]]
+            {
+                let spread = Spread::of(&all, 0.5).unwrap();
+                let shown = [spread.min, spread.max, spread.mean, spread.rms_error, spread.max_error];
+                assert!(shown.iter().all(|v| v.is_nan()), "{place}: {shown:?}");
+                // A quarter is still what a quarter of the elements is below; another tensor is its own.
+                assert_eq!(spread.quantiles[1], -1.0);
+                assert!(spread.each[0].is_some_and(|r| r.min.is_nan() && r.max.is_nan() && r.mean.is_nan()));
+                assert_eq!(spread.each[1], Some(Reached { min: 1.0, mean: 1.0, max: 1.0 }));
+                assert!((spread.negative - (length - 2) as f64 / (length + 1) as f64).abs() < 1e-15);
+            }
+        }
+        // Infinities are numbers.
+        let spread = Spread::of(&[Values::F64(&[f64::INFINITY, f64::NEG_INFINITY])], 0.0).unwrap();
+        assert_eq!(
+            (spread.min, spread.max, spread.max_error),
+            (f64::NEG_INFINITY, f64::INFINITY, f64::INFINITY)
+        );
+        let all = [f32::INFINITY, f32::NEG_INFINITY, 1.0];
+        let spread = Spread::of(&[Values::F32(&all)], 0.0).unwrap();
+        assert_eq!((spread.min, spread.max), (f64::NEG_INFINITY, f64::INFINITY));
     }
 
     #[test]

@@ -99,6 +99,108 @@ fn decgd_with_v_frozen_is_momentum_on_the_root_of_the_loss() {
 }
 
 #[test]
+fn an_optimizer_without_momentum_is_looked_at_without_momentum() {
+    // Adam with β₁ = 0 and AEGD among them, and what stands inside another.
+    let cases = [
+        ("sgd", json!({"lr": 0.03})),
+        ("sgdm", json!({"lr": 0.03, "momentum": 0.0})),
+        ("adam", json!({"lr": 0.03, "beta1": 0.0})),
+        ("adagrad", json!({"lr": 0.03})),
+        ("aegd", json!({"lr": 0.03})),
+        ("lookahead", json!({"k": 5, "inner": {"name": "sgd", "lr": 0.03}})),
+    ];
+    for (name, config) in cases {
+        let mut watched = Watched::new(name, config, DType::F64);
+        assert_eq!(watched.microscope.shadow().momentum, 0.0, "{name}");
+        let seen = watched.steps(4);
+        // Momentum without any is the gradient.
+        assert_eq!(seen.all["r2/sgdm"], seen.all["r2/gd"], "{name}");
+        assert_eq!(seen.all["rate/sgdm"], seen.all["rate/gd"], "{name}");
+        assert_ne!(nearest_of(&seen).0, "sgdm");
+    }
+    let rates = Watched::new("sgd", json!({"lr": 0.03}), DType::F64).steps(4).all;
+    assert!((rates["rate_p01"] / 0.03 - 1.0).abs() < 1e-12 && (rates["rate_p99"] / 0.03 - 1.0).abs() < 1e-12);
+    let inside =
+        Watched::new("lookahead", json!({"inner": {"name": "adam", "lr": 0.01, "beta1": 0.7}}), DType::F64);
+    assert_eq!(inside.microscope.shadow().momentum, 0.7);
+}
+
+#[test]
+fn lion_whose_rates_are_one_goes_by_the_signs_of_momentum() {
+    // With β₁ = β₂ the mean whose signs it takes is (1 - β) times the sum b.
+    let config = json!({"lr": 0.004, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0});
+    for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-4)] {
+        let seen = Watched::new("lion", config.clone(), dtype).steps(6);
+        let (name, r2, rate) = nearest_of(&seen);
+        assert_eq!(name, "sign");
+        assert!(1.0 - r2 < tolerance && (rate / 0.004 - 1.0).abs() < tolerance, "{dtype:?}: {r2} {rate}");
+        assert!(seen.all["r2/sgdm"] < 0.9, "{}", seen.all["r2/sgdm"]);
+    }
+}
+
+/// The vector of an optimizer that follows √(f + c), of all parameters in their order.
+fn vector(watched: &Watched, buffer: &str) -> Vec<f64> {
+    let state = watched.optimizer.state_dict().unwrap();
+    watched.params.iter().flat_map(|(name, _)| values(&state.tensors[&format!("{name}.{buffer}")])).collect()
+}
+
+#[test]
+fn what_follows_the_root_of_the_loss_is_seen_of_every_optimizer_that_has_it() {
+    let cases = [
+        ("aegd", json!({"lr": 0.1}), "r"),
+        ("decgd", json!({"lr": 0.05}), "v"),
+        ("decgd_now", json!({"lr": 0.05}), "v"),
+        ("decgd_falling", json!({"lr": 0.05}), "v"),
+        ("decadam", json!({"lr": 0.01}), "v"),
+        ("decadam", json!({"lr": 0.01, "ams": true}), "v"),
+    ];
+    for (name, config, buffer) in cases {
+        let mut watched = Watched::new(name, config, DType::F64);
+        assert!(watched.microscope.shadow().c.is_some(), "{name}");
+        watched.steps(5);
+        let all = vector(&watched, buffer);
+        let followers = watched.optimizer.followers();
+        let seen: Vec<_> = followers.iter().map(|(_, values)| *values).collect();
+        let spread = Spread::of(&seen, 1.4).unwrap();
+        let (least, largest) =
+            (all.iter().copied().fold(f64::MAX, f64::min), all.iter().copied().fold(f64::MIN, f64::max));
+        assert_eq!((spread.elements, spread.min, spread.max), (67, least, largest), "{name}");
+        assert!(least < largest, "{name}: it moves by elements");
+        let square = all.iter().map(|v| (v - 1.4) * (v - 1.4)).sum::<f64>() / 67.0;
+        assert!((spread.rms_error - square.sqrt()).abs() < 1e-12, "{name}");
+    }
+}
+
+#[test]
+fn aegds_r_falls_from_the_root_of_the_first_loss_as_its_formula_says() {
+    let (lr, c) = (0.1f64, 2.0f64);
+    let mut watched = Watched::new("aegd", json!({"lr": lr, "c": c}), DType::F64);
+    let losses = [1.5, 0.7, 2.5, 0.1];
+    let mut r = vec![(losses[0] + c).sqrt(); 67];
+    for (step, loss) in losses.into_iter().enumerate() {
+        let gradient: Vec<f64> = {
+            let grads = grads(&watched.params, step);
+            watched.params.iter().flat_map(|(_, var)| values(grads.get(var).unwrap())).collect()
+        };
+        let seen = watched.step(step, &StepContext::new().loss(loss));
+        let root = (loss + c).sqrt();
+        for (r, g) in r.iter_mut().zip(&gradient) {
+            let q = g / (2.0 * root);
+            *r /= 1.0 + 2.0 * lr * q * q;
+        }
+        let found = vector(&watched, "r");
+        assert!(found.iter().zip(&r).all(|(a, b)| (a / b - 1.0).abs() < 1e-13), "step {step}");
+        // A step is -2ηrq: along the gradient of the root but for what elements of r differ by.
+        let (uu, ud, dd) = gradient.iter().zip(&r).fold((0.0, 0.0, 0.0), |(uu, ud, dd), (g, r)| {
+            let (q, u) = (g / (2.0 * root), 2.0 * lr * r * g / (2.0 * root));
+            (uu + u * u, ud + u * q, dd + q * q)
+        });
+        assert!((seen.all["rate/root"] / (ud / dd) - 1.0).abs() < 1e-10, "{}", seen.all["rate/root"]);
+        assert!((seen.all["r2/root"] - ud * ud / (uu * dd)).abs() < 1e-10, "{}", seen.all["r2/root"]);
+    }
+}
+
+#[test]
 fn muon_is_nearest_to_orthogonalised_momentum_where_there_are_matrices() {
     let config = json!({"lr": 0.02, "momentum": 0.9, "nesterov": false, "weight_decay": 0.0, "rest": {"name": "sgdm", "lr": 0.01}});
     let mut watched = Watched::new("muon", config, DType::F64);

@@ -6,7 +6,7 @@ use taper_figures::plot::{Chart, Marks, Picture, Scale, Series, short};
 use taper_figures::table::Table;
 use taper_train::run::Sight;
 
-/// More points than this are thinned to this many: the eye sees no more.
+/// More points than this are thinned to about this many: the eye sees no more.
 const MOST_POINTS: usize = 400;
 /// More layers than this are not told apart.
 const MOST_LAYERS: usize = 8;
@@ -34,12 +34,35 @@ fn panel(chart: Chart) -> Panel {
     Panel { views: vec![View { log: false, smooth: false, picture: Picture::Chart(chart) }] }
 }
 
-/// Points of what was seen, evenly thinned.
+/// The places of the points that are drawn of many, each of which reaches from a low to a high value: of each bin of as many points
+/// the lowest and the highest, so that no spike is lost, with the first and the last of all.
+fn drawn(reach: &[(f64, f64)]) -> Vec<usize> {
+    if reach.len() <= MOST_POINTS {
+        return (0..reach.len()).collect();
+    }
+    let bin = reach.len().div_ceil(MOST_POINTS / 2);
+    let mut places = vec![0, reach.len() - 1];
+    for start in (0..reach.len()).step_by(bin) {
+        let bin = || start..(start + bin).min(reach.len());
+        // What is no number has no height.
+        places.extend(
+            bin().filter(|i| !reach[*i].0.is_nan()).min_by(|i, j| reach[*i].0.total_cmp(&reach[*j].0)),
+        );
+        places.extend(
+            bin().filter(|i| !reach[*i].1.is_nan()).max_by(|i, j| reach[*i].1.total_cmp(&reach[*j].1)),
+        );
+    }
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+/// Points of what was seen, thinned.
 fn points(run: &Explained, of: impl Fn(&Sight) -> Option<f64>) -> Vec<(f64, f64)> {
     let all: Vec<(f64, f64)> =
         run.sights.iter().filter_map(|sight| Some((sight.step as f64, of(sight)?))).collect();
-    let stride = all.len().div_ceil(MOST_POINTS).max(1);
-    all.into_iter().step_by(stride).collect()
+    let reach: Vec<(f64, f64)> = all.iter().map(|(_, y)| (*y, *y)).collect();
+    drawn(&reach).into_iter().map(|place| all[place]).collect()
 }
 
 fn named(run: &Explained, name: &str) -> Vec<(f64, f64)> {
@@ -81,15 +104,19 @@ fn element_rates(run: &Explained) -> Option<Chart> {
 
 /// The quantiles of a quantity as bands around its middle.
 fn banded(run: &Explained, title: &str, y_label: &str, prefix: &str) -> Option<Chart> {
-    let stride = run.sights.len().div_ceil(MOST_POINTS).max(1);
     let of = |sight: &Sight, which: &str| sight.all.get(&format!("{prefix}{which}")).copied();
-    let mut band = (Vec::new(), Vec::new(), Vec::new());
-    for sight in run.sights.iter().step_by(stride) {
+    let (mut all, mut reach) = (Vec::new(), Vec::new());
+    for sight in &run.sights {
         let quantiles = ["p01", "p25", "p50", "p75", "p99"].map(|which| of(sight, which));
         let [Some(low), Some(lower), Some(middle), Some(upper), Some(high)] = quantiles else { continue };
-        band.0.push((sight.step as f64, middle));
-        band.1.push((low, high));
-        band.2.push((lower, upper));
+        all.push(((sight.step as f64, middle), (lower, upper)));
+        reach.push((low, high));
+    }
+    let mut band = (Vec::new(), Vec::new(), Vec::new());
+    for place in drawn(&reach) {
+        band.0.push(all[place].0);
+        band.1.push(reach[place]);
+        band.2.push(all[place].1);
     }
     let base = Series { points: band.0, ..Series::line("1 % to 99 %, quarters, middle", 0, Vec::new()) };
     let outer = Series { range: band.1, marks: Marks::Band, ..base.clone() };
@@ -141,7 +168,7 @@ fn alpha(run: &Explained) -> Option<Chart> {
     let series = vec![Series::line("α", 0, named(run, "alpha"))];
     let chart = chart("α: -1 the start, 0 the minimum along the step", "α", series)?;
     // A few steps along directions without curvature would hide all others.
-    let mut values: Vec<f64> = chart.series[0].points.iter().map(|(_, y)| *y).collect();
+    let mut values: Vec<f64> = run.whole().values("alpha").map(|(_, y)| y).collect();
     values.sort_by(f64::total_cmp);
     let high = values.get(values.len() * 19 / 20).copied().unwrap_or(1.0).max(1.0);
     Some(Chart { y_range: Some((-1.0, high)), ..chart })
@@ -152,10 +179,30 @@ fn stability(run: &Explained) -> Option<Chart> {
     let edge = ratio.points.first().zip(ratio.points.last()).map(|(a, b)| vec![(a.0, 1.0), (b.0, 1.0)]);
     let edge =
         Series { marks: Marks::Thin, ..Series::line("edge of stability", 1, edge.unwrap_or_default()) };
-    chart("stability ratio", "", vec![ratio, edge])
+    chart("stability ratio, of momentum descent", "", vec![ratio, edge])
 }
 
 fn noise(run: &Explained) -> Option<Chart> {
     let series = Series::line("signal to noise", 0, named(run, "snr"));
     chart("signal to noise in the batch's gradient", "‖G‖² / (tr Σ / n)", vec![series])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spike_of_one_look_in_ten_thousand_is_drawn() {
+        let line = |n: usize| -> Vec<(f64, f64)> { (0..n).map(|i| (i as f64, i as f64)).collect() };
+        assert_eq!(drawn(&line(400)).len(), 400);
+        assert!(drawn(&[]).is_empty());
+        for place in [1, 5003, 9998] {
+            let mut flat = vec![(1.0, 1.0); 10_000];
+            (flat[place], flat[7777]) = ((9.0, 9.0), (-9.0, 9.0));
+            flat[42] = (f64::NAN, f64::NAN);
+            let drawn = drawn(&flat);
+            assert!([0, place, 7777, 9999].iter().all(|i| drawn.contains(i)), "{place}: {drawn:?}");
+            assert!(drawn.len() <= MOST_POINTS + 2 && drawn.windows(2).all(|pair| pair[0] < pair[1]));
+        }
+    }
 }

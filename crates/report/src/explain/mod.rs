@@ -6,11 +6,11 @@ mod figures;
 mod rules;
 mod trace;
 
-pub use rules::{First, Instability, Sentence, differences, instability, sentences};
-pub use trace::{Explained, Nearest, Stage};
+pub use rules::{Already, First, Instability, Sentence, differences, instability, sentences};
+pub use trace::{Explained, Nearest, Noise, Stage};
 
 use crate::{Block, Document, ReportError, Section};
-use rules::{digits, title};
+use rules::{digits, not_momentum, title};
 use std::path::{Path, PathBuf};
 use taper_figures::plot::short;
 use taper_figures::table::Table;
@@ -48,7 +48,7 @@ pub fn document(runs: &[Explained]) -> Document {
         let (looks, last) = (run.sights.len(), run.sights.last().map_or(0, |sight| sight.step));
         document.lead.push(format!(
             "{}: {} looks at steps up to {last} of {} ({}). Sentences are chosen by the rules of docs/microscope.md; their numbers \
-             are medians over a stage, a third of the looks, unless they say otherwise.",
+             are medians over a stage, a third of the looks, unless they say otherwise; those of noise are quotients of means.",
             run.label,
             looks,
             run.run.folder,
@@ -157,6 +157,11 @@ fn close_table(run: &Explained) -> Table {
     head.iter().fold(table, |table, title| table.without_empty(title))
 }
 
+/// Signal to noise in a step's gradient, by means as the noise scale beside it.
+fn signal_to_noise(run: &Explained, stage: &Stage) -> Option<f64> {
+    stage.noise()?.ratio(run.samples()?)
+}
+
 /// How steps land.
 fn landing_table(run: &Explained) -> Table {
     let head = [
@@ -181,12 +186,18 @@ fn landing_table(run: &Explained) -> Table {
             stage
                 .largest("stability")
                 .map_or_else(String::new, |(step, v)| format!("{} at {step}", short(v))),
-            number(stage.noise_scale()),
-            number(stage.median("snr")),
+            number(stage.noise().and_then(|noise| noise.scale())),
+            number(signal_to_noise(run, &stage)),
             number(stage.median("early_stop")),
         ];
         any |= cells.iter().any(|cell| !cell.is_empty());
         table.row(std::iter::once(steps(&stage)).chain(cells));
+        if let Some(r2) = stage.median("stability").and(not_momentum(&stage)) {
+            table.note(format!(
+                "Steps {}: the stability ratio is that of the momentum descent that fits best, and it fits poorly (R² {r2}).",
+                steps(&stage)
+            ));
+        }
     }
     if !any {
         return Table::default();
@@ -240,7 +251,6 @@ fn layer_table(run: &Explained) -> Table {
     let (Some(first), Some(last)) = (stages.first(), stages.last()) else { return table };
     for layer in run.layers() {
         let near = last.nearest_of_layer(layer);
-        let scale = last.of_layer(layer, "noise_trace").zip(last.of_layer(layer, "grad_square"));
         let mut cells = vec![layer.to_owned()];
         cells.extend(stages.iter().map(|stage| number(stage.of_layer(layer, "update_ratio"))));
         cells.extend([
@@ -250,16 +260,16 @@ fn layer_table(run: &Explained) -> Table {
             share(near.map(|near| near.r2)),
             number(near.map(|near| near.rate)),
             number(last.of_layer(layer, "v_mean")),
-            number(scale.filter(|(_, square)| *square > 0.0).map(|(trace, square)| trace / square)),
+            number(last.noise_of_layer(layer).and_then(|noise| noise.scale())),
         ]);
         table.row(cells);
     }
     fixed.iter().fold(table, |table, title| table.without_empty(title))
 }
 
-/// Every median, one a row, unrounded.
+/// Every median, one a row, unrounded; of noise scale and signal to noise the quotients of means that the page has.
 fn data(runs: &[Explained]) -> Table {
-    let mut table = Table::new(["run", "id", "from", "to", "quantity", "median"]);
+    let mut table = Table::new(["run", "id", "from", "to", "quantity", "value"]);
     for run in runs {
         let mut names: Vec<&String> = run.sights.iter().flat_map(|sight| sight.all.keys()).collect();
         names.sort();
@@ -267,7 +277,12 @@ fn data(runs: &[Explained]) -> Table {
         for stage in run.stages() {
             let (from, to) = stage.steps();
             for name in &names {
-                let Some(value) = stage.median(name) else { continue };
+                let value = match name.as_str() {
+                    "noise_scale" => stage.noise().and_then(|noise| noise.scale()),
+                    "snr" => signal_to_noise(run, &stage),
+                    name => stage.median(name),
+                };
+                let Some(value) = value else { continue };
                 table.row([
                     run.label.clone(),
                     run.run.recipe.id().to_owned(),

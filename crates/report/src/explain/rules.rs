@@ -19,6 +19,9 @@ pub const CALM: f64 = 0.5;
 pub const EDGE: (f64, f64) = (0.8, 1.2);
 /// A loss that is above the median of the looks before by more than this part of the first loss has jumped.
 pub const JUMP: f64 = 0.25;
+/// A function's loss that is so many times the median of the looks before has jumped, if it has also given back half of what was
+/// gained, in orders of magnitude.
+pub const LEAP: f64 = 10.0;
 /// The looks before one, by which it is judged.
 pub const WINDOW: usize = 5;
 /// A quantity that is so many times the median of the looks before has moved.
@@ -280,10 +283,30 @@ fn alpha(run: &Explained) -> Option<Sentence> {
     Some(Sentence::new("alpha", text))
 }
 
+/// The R² of momentum descent where it is too poor for its threshold of stability to be that of the steps, in words.
+pub fn not_momentum(stage: &Stage) -> Option<String> {
+    let r2 = stage.median("r2/sgdm");
+    let said = r2.map_or("not looked at".to_owned(), digits);
+    r2.is_none_or(|r2| r2 < LOOSE).then_some(said)
+}
+
+/// The stability ratio of a stage whose steps are momentum's.
+fn ratio_of(stage: &Stage) -> Option<f64> {
+    if not_momentum(stage).is_some() { None } else { stage.median("stability") }
+}
+
 /// How near steps are to the threshold of stability.
 fn stability(run: &Explained) -> Option<Sentence> {
     let stage = late(run)?;
     let (ratio, sharpness) = (stage.median("stability")?, stage.median("sharpness")?);
+    if let Some(r2) = not_momentum(&stage) {
+        let text = format!(
+            "In the last stage the sharpness is {} (median). The stability ratio is not used: it is that of momentum descent, and \
+             the steps are not (R² {r2}, where {LOOSE} is asked for).",
+            short(sharpness),
+        );
+        return Some(Sentence::new("stability", text));
+    }
     let how = match ratio {
         ratio if ratio < CALM => "far from unstable",
         ratio if ratio < EDGE.0 => "stable",
@@ -303,7 +326,7 @@ fn stability(run: &Explained) -> Option<Sentence> {
 fn noise(run: &Explained) -> Vec<Sentence> {
     let (Some(stage), Some(samples)) = (late(run), run.samples()) else { return Vec::new() };
     let mut all = Vec::new();
-    if let Some(scale) = stage.noise_scale() {
+    if let Some(scale) = stage.noise().and_then(|noise| noise.scale()) {
         let how = match scale / samples {
             over if over > NOISY => "noise outweighs the gradient: a larger batch would be worth its cost",
             over if over < 1.0 / NOISY => "the gradient outweighs noise: a smaller batch would do",
@@ -335,8 +358,23 @@ pub struct Instability {
     pub step: u64,
     /// The median loss before, and the loss then.
     pub loss: (f64, f64),
+    /// What was above its threshold already.
+    pub already: Vec<Already>,
     /// What moved first: the quantity, the layer if it is one's, the step, and the values before and then.
     pub first: Option<First>,
+}
+
+/// A quantity that had gone above its threshold earlier than is searched for what moved first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Already {
+    /// The quantity.
+    pub quantity: &'static str,
+    /// The threshold.
+    pub threshold: f64,
+    /// When it went above it.
+    pub step: u64,
+    /// Whether it was above it at every look since.
+    pub always: bool,
 }
 
 /// A quantity that moved before the loss did.
@@ -354,36 +392,78 @@ pub struct First {
     pub then: f64,
 }
 
+/// Functions that are another at every step: their loss jumps by itself.
+const RESTLESS: [&str; 4] = ["targets", "linear", "reddi", "wells"];
+
 /// The first look at which the loss has jumped; of a run that diverged, at the latest the last one.
 pub fn instability(run: &Explained) -> Option<Instability> {
     let sights = &run.sights;
     let loss = |i: usize| sights.get(i)?.all.get("loss").copied();
     let scale = (0..sights.len()).find_map(loss)?.abs();
     let before = |i: usize| median((i.saturating_sub(WINDOW)..i).filter_map(loss));
+    // A function falls by orders of magnitude, and what is nothing beside its first value may be all that was gained.
+    let still =
+        run.run.recipe.problem.as_ref().is_some_and(|problem| !RESTLESS.contains(&problem.name.as_str()));
     let jumped = |i: &usize| {
         let (Some(before), Some(now)) = (before(*i), loss(*i)) else { return false };
         let rise = now - before;
-        rise > JUMP * scale || rise.is_nan()
+        let leapt = still && before > 0.0 && now > LEAP * before && now > (scale * before).sqrt();
+        rise > JUMP * scale || rise.is_nan() || leapt
     };
     let place = (1..sights.len()).find(jumped).or(match run.run.status {
         Status::Diverged => sights.len().checked_sub(1),
         _ => None,
     })?;
     let loss = (before(place).unwrap_or(f64::NAN), loss(place).unwrap_or(f64::NAN));
-    Some(Instability { step: sights[place].step, loss, first: first_moved(sights, place) })
+    let (already, first) = (already(sights, place), first_moved(sights, place));
+    Some(Instability { step: sights[place].step, loss, already, first })
+}
+
+/// What is a sign by itself where it is above its threshold.
+const THRESHOLDS: [(&str, f64); 3] = [("stability", 1.0), ("alpha", 1.0), ("v_negative", 0.0)];
+
+/// A figure that is held against its threshold; the stability ratio only where the step is momentum's.
+fn held(sight: &Sight, quantity: &str) -> Option<f64> {
+    let value = *sight.all.get(quantity)?;
+    let momentum = || sight.all.get("r2/sgdm").is_some_and(|r2| *r2 >= LOOSE);
+    (quantity != "stability" || momentum()).then_some(value)
+}
+
+/// The first of the looks before a jump that are searched.
+fn searched_from(place: usize) -> usize {
+    place.saturating_sub(LOOKBACK).max(1)
+}
+
+/// What went above its threshold before the looks that are searched, and did not stay below it since.
+fn already(sights: &[Sight], place: usize) -> Vec<Already> {
+    let of = |(quantity, threshold): (&'static str, f64)| {
+        let above = |i: &usize| held(&sights[*i], quantity).is_some_and(|v| v > threshold);
+        let mut start = (searched_from(place).min(place)..=place).find(above)?;
+        // Back to where none of the looks before was above it.
+        while let Some(earlier) = (start.saturating_sub(WINDOW)..start).find(above) {
+            start = earlier;
+        }
+        let measured = |i: &usize| held(&sights[*i], quantity).is_some();
+        let always = (start..=place).filter(measured).all(|i| above(&i));
+        (start < searched_from(place)).then_some(Already {
+            quantity,
+            threshold,
+            step: sights[start].step,
+            always,
+        })
+    };
+    THRESHOLDS.into_iter().filter_map(of).collect()
 }
 
 fn first_moved(sights: &[Sight], place: usize) -> Option<First> {
-    let from = place.saturating_sub(LOOKBACK).max(1);
-    for i in from..=place {
+    for i in searched_from(place)..=place {
         let mut found: Vec<(f64, First)> = Vec::new();
         let step = sights[i].step;
         let past = i.saturating_sub(WINDOW)..i;
-        for (quantity, threshold) in [("stability", 1.0), ("alpha", 1.0), ("v_negative", 0.0)] {
-            let now = sights[i].all.get(quantity).copied();
+        for (quantity, threshold) in THRESHOLDS {
             let crossed =
-                sights[past.clone()].iter().all(|s| s.all.get(quantity).is_none_or(|v| *v <= threshold));
-            if let Some(then) = now.filter(|now| *now > threshold && crossed) {
+                sights[past.clone()].iter().all(|s| held(s, quantity).is_none_or(|v| v <= threshold));
+            if let Some(then) = held(&sights[i], quantity).filter(|now| *now > threshold && crossed) {
                 // A threshold that is crossed says more than a quantity that grows.
                 found.push((f64::INFINITY, First { quantity, layer: None, step, before: threshold, then }));
             }
@@ -409,13 +489,24 @@ fn first_moved(sights: &[Sight], place: usize) -> Option<First> {
     None
 }
 
+/// A quantity for people.
+fn words(quantity: &str) -> &'static str {
+    match quantity {
+        "update_ratio" => "the update-to-weight ratio",
+        "grad_norm" => "the gradient's norm",
+        "stability" => "the stability ratio",
+        "v_negative" => "the share of v below 0",
+        _ => "α",
+    }
+}
+
 /// Whether, when and where it became unstable.
 fn unstable(run: &Explained) -> Sentence {
-    let Some(Instability { step, loss: (before, then), first }) = instability(run) else {
+    let Some(Instability { step, loss: (before, then), already, first }) = instability(run) else {
         let looks = run.sights.len();
         let text = format!(
-            "It never became unstable: in {looks} looks the loss was never above the median of the {WINDOW} before by more than \
-             {:.0} % of the first loss.",
+            "It never became unstable: in {looks} looks the loss did not jump, as it does when it is above the median of the \
+             {WINDOW} before by more than {:.0} % of the first loss.",
             100.0 * JUMP,
         );
         return Sentence::new("unstable", text);
@@ -425,16 +516,18 @@ fn unstable(run: &Explained) -> Sentence {
         (Status::Diverged, None) => " It diverged.".to_owned(),
         _ => String::new(),
     };
+    let since = already.iter().map(|Already { quantity, threshold, step, always }| {
+        let (name, threshold) = (words(quantity), short(*threshold));
+        match always {
+            true => format!(" By then {name} had been above {threshold} since step {step}."),
+            false => format!(" By then {name} had gone above {threshold} at step {step}, and again since."),
+        }
+    });
+    let since: String = since.collect();
     let first = match first {
         Some(First { quantity, layer, step, before, then }) => {
             let whose = layer.map_or(String::new(), |layer| format!(" of {layer}"));
-            let name = match quantity {
-                "update_ratio" => "the update-to-weight ratio",
-                "grad_norm" => "the gradient's norm",
-                "stability" => "the stability ratio",
-                "v_negative" => "the share of v below 0",
-                _ => "α",
-            };
+            let name = words(quantity);
             format!(
                 " First to move was {name}{whose}, at step {step}: from {} to {}.",
                 short(before),
@@ -444,7 +537,7 @@ fn unstable(run: &Explained) -> Sentence {
         None => " Nothing else that was looked at moved before.".to_owned(),
     };
     let text = format!(
-        "It became unstable at step {step}: the loss went from {} to {}.{first}{diverged}",
+        "It became unstable at step {step}: the loss went from {} to {}.{since}{first}{diverged}",
         short(before),
         short(then)
     );
@@ -456,44 +549,62 @@ fn unstable(run: &Explained) -> Sentence {
 fn noise_leaves(run: &Explained, stage: &Stage) -> f64 {
     let beta = stage.median("momentum").filter(|beta| (0.0..1.0).contains(beta)).unwrap_or(0.0);
     let samples = run.samples().map(|samples| samples * (1.0 + beta) / (1.0 - beta));
-    match (stage.noise_scale(), samples) {
-        (Some(scale), Some(samples)) => 1.0 / (1.0 + scale / samples),
+    match (stage.noise(), samples) {
+        // Halves that show no signal leave nothing.
+        (Some(noise), _) if noise.square <= 0.0 => 0.0,
+        (Some(noise), Some(samples)) => 1.0 / (1.0 + noise.trace / noise.square / samples),
         _ => 1.0,
     }
 }
 
-/// What to try next, by α, the stability ratio and noise in the last stage.
+/// The stage whose learning rate is the largest; of those that are near it the last.
+fn fastest(run: &Explained) -> Option<Stage<'_>> {
+    let stages = run.stages();
+    let lr = |stage: &Stage| stage.median("lr").unwrap_or(0.0);
+    let largest = stages.iter().map(lr).fold(0.0, f64::max);
+    stages.into_iter().rfind(|stage| lr(stage) * DRIFT >= largest)
+}
+
+/// The learning rate that a schedule scales: the recipe's, or that of the optimizer inside.
+fn base(run: &Explained) -> Option<f64> {
+    let optimizer = &run.run.recipe.optimizer;
+    let inside = || optimizer.hyper.get("inner")?.get("lr")?.as_f64();
+    Some(optimizer.lr).filter(|lr| *lr > 0.0).or_else(inside)
+}
+
+/// What to try next, by α, the stability ratio and noise in the stage with the largest learning rate: as so many times the recipe's
+/// own, which a schedule scales as a whole.
 fn next(run: &Explained) -> Sentence {
-    let Some(stage) = late(run) else { return Sentence::new("next", "Nothing was looked at.".to_owned()) };
-    let (alpha, ratio) = (stage.median("alpha"), stage.median("stability").filter(|ratio| *ratio > 0.0));
+    let Some(stage) = fastest(run) else { return Sentence::new("next", "Nothing was looked at.".to_owned()) };
+    let (alpha, ratio) = (stage.median("alpha"), ratio_of(&stage).filter(|ratio| *ratio > 0.0));
+    let unused = stage.median("stability").and(not_momentum(&stage));
     let left = noise_leaves(run, &stage);
     let says = |name: &str, value: Option<f64>| value.map(|value| format!("{name} {}", short(value)));
     let noise = (left < 1.0).then_some(left);
-    let because = [says("α", alpha), says("stability ratio", ratio), says("noise leaves", noise)];
+    let aside = unused.as_ref().map(|_| "the stability ratio is not used".to_owned());
+    let because = [says("α", alpha), says("stability ratio", ratio), aside, says("noise leaves", noise)];
     let because = because.into_iter().flatten().collect::<Vec<String>>().join(", ");
-    let lr = stage.median("lr").unwrap_or(run.run.recipe.optimizer.lr);
+    let (from, to) = stage.steps();
+    let because = format!("{because}, at steps {from} to {to}");
     let unstable = instability(run).is_some();
     let why = if unstable { ", and the run became unstable" } else { "" };
-    let try_factor = |factor: f64| {
+    let the_rate = base(run).map_or("the recipe's".to_owned(), |lr| format!("the recipe's {}", short(lr)));
+    let times = |factor: f64| {
         let (factor, how) = (factor.clamp(1.0 / MOST, MOST), if factor > 1.0 { "larger" } else { "smaller" });
-        let (from, to) = (short(lr), short(factor * lr));
-        format!(
-            "Try a rate {how} than the last stage's {from}: about {} times it, {to} ({because}{why}).",
-            short(factor)
-        )
+        let so_much = base(run).map_or(String::new(), |lr| format!(", {}", short(factor * lr)));
+        format!("Try a learning rate {how} than {the_rate}: about {} times it{so_much}", short(factor))
     };
+    let try_factor = |factor: f64| format!("{} ({because}{why}).", times(factor));
     let text = match (alpha, ratio) {
-        (None, None) if unstable => {
-            let third = 1.0 / 3.0;
-            let (from, to) = (short(lr), short(third * lr));
-            let third = short(third);
-            format!(
-                "Try a rate smaller than the last stage's {from}: about {third} times it, {to}: the run became unstable."
-            )
-        }
-        (None, None) => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` \
-                         does."
-            .to_owned(),
+        (None, None) if unstable => format!("{}: the run became unstable.", times(1.0 / 3.0)),
+        (None, None) => match unused {
+            Some(r2) => format!(
+                "Whether the rate is too small or too large cannot be told: α was not looked at, and the stability ratio is not used, \
+                 for the steps are not those of momentum descent (R² {r2})."
+            ),
+            None => "Whether the rate is too small or too large was not looked at: `train.probe: {every: 10, what: [all]}` does."
+                .to_owned(),
+        },
         _ if unstable
             || ratio.is_some_and(|ratio| ratio > EDGE.1)
             || alpha.is_some_and(|alpha| alpha > HALFWAY) =>
@@ -510,9 +621,9 @@ fn next(run: &Explained) -> Sentence {
             let factor = by_alpha.min(by_ratio) * left;
             match short_steps && factor > DIFFERS {
                 true => try_factor(factor),
-                false => {
-                    format!("The rate {} is about right: the signs ask for no other ({because}).", short(lr))
-                }
+                false => format!(
+                    "The learning rate, {the_rate}, is about right: the signs ask for no other ({because})."
+                ),
             }
         }
     };
@@ -556,7 +667,9 @@ pub fn differences(a: &Explained, b: &Explained) -> Vec<Sentence> {
         ("stability", "the stability ratio"),
     ];
     for (name, words) in quantities {
-        let (Some(x), Some(y)) = (last_a.median(name), last_b.median(name)) else { continue };
+        // The stability ratio is one of momentum descent: where steps are not, there is nothing to compare.
+        let of = |stage: &Stage| if name == "stability" { ratio_of(stage) } else { stage.median(name) };
+        let (Some(x), Some(y)) = (of(&last_a), of(&last_b)) else { continue };
         if x > 0.0 && y > 0.0 && (x / y > DIFFERS || y / x > DIFFERS) {
             let text = format!(
                 "In the last stage {words} is {} for {name_a} and {} for {name_b}, a factor of {}.",

@@ -107,15 +107,14 @@ impl<'a> Stage<'a> {
         nearest_of(self.0.iter().filter_map(|sight| sight.params.get(layer)))
     }
 
-    /// The simple noise scale over the stage: a ratio of means, since a mean of ratios is biased.
-    pub fn noise_scale(&self) -> Option<f64> {
-        let (trace, square) = (self.mean("noise_trace")?, self.mean("grad_square")?);
-        (square > 0.0).then(|| trace / square)
+    /// The mean noise and the mean signal over the stage: what is divided are means, since a mean or a median of ratios is biased.
+    pub fn noise(&self) -> Option<Noise> {
+        mean_noise(self.0.iter().map(|sight| &sight.all))
     }
 
-    fn mean(&self, name: &str) -> Option<f64> {
-        let values: Vec<f64> = self.0.iter().filter_map(|sight| sight.all.get(name).copied()).collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    /// The same of one parameter.
+    pub fn noise_of_layer(&self, layer: &str) -> Option<Noise> {
+        mean_noise(self.0.iter().filter_map(|sight| sight.params.get(layer)))
     }
 
     /// Of the looks that measured how a step lands, the share without a minimum ahead: uphill or bent down.
@@ -125,6 +124,37 @@ impl<'a> Stage<'a> {
         let count = measured.count();
         (count > 0).then(|| without as f64 / count as f64)
     }
+}
+
+/// Gradient noise over some looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    /// The mean trace of the covariance of a sample's gradient.
+    pub trace: f64,
+    /// The mean squared norm of the true gradient. It can be negative.
+    pub square: f64,
+}
+
+impl Noise {
+    /// The simple noise scale, in samples. `None` where there is no signal.
+    pub fn scale(&self) -> Option<f64> {
+        (self.square > 0.0).then(|| self.trace / self.square)
+    }
+
+    /// Signal to noise in the mean gradient over `samples`. `None` where there is no noise.
+    pub fn ratio(&self, samples: f64) -> Option<f64> {
+        (self.trace > 0.0).then(|| self.square * samples / self.trace)
+    }
+}
+
+/// The means over what is finite.
+fn mean_noise<'a>(figures: impl Iterator<Item = &'a Figures>) -> Option<Noise> {
+    let pair = |figures: &Figures| Some((*figures.get("noise_trace")?, *figures.get("grad_square")?));
+    let pairs = figures.filter_map(pair).filter(|(trace, square)| trace.is_finite() && square.is_finite());
+    let pairs: Vec<(f64, f64)> = pairs.collect();
+    let n = pairs.len() as f64;
+    let (trace, square) = pairs.iter().fold((0.0, 0.0), |(a, b), (trace, square)| (a + trace, b + square));
+    (!pairs.is_empty()).then_some(Noise { trace: trace / n, square: square / n })
 }
 
 fn nearest_of<'a>(figures: impl Iterator<Item = &'a Figures> + Clone) -> Option<Nearest> {

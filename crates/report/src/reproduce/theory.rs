@@ -5,6 +5,8 @@
 //! every T if no regret between two points is above the bound at the first of them (with AMS the bound never falls), or if that
 //! cannot be told, at all points looked at. An *exponent* is the slope, by least squares, of log M(T) over log T in the last two factors
 //! of ten of T, where M is the largest regret so far, one for every seed or start; its interval is Student's over these, at 95 %.
+//! Nothing is shown by runs that are not there: where one failed, has a number that is none or has no exponent, a statement about all of
+//! them is left open. A regret above a bound stays what it is.
 use super::verdict::Verdict;
 use crate::{Block, Document, Figure, Panel, Section, View};
 use serde::Serialize;
@@ -14,7 +16,7 @@ use taper_figures::stats::{Interval, student};
 use taper_figures::table::Table;
 use taper_train::Recipe;
 use taper_train::run::RunError;
-use taper_train::theory::{Point, Trace};
+use taper_train::theory::{Point, Trace, most};
 
 /// The recipes, in the order of the page.
 pub const RECIPES: [&str; 8] = [
@@ -57,6 +59,18 @@ struct Setting<'a> {
     recipe: &'a Recipe,
     traces: Vec<&'a Trace>,
     failures: Vec<String>,
+}
+
+impl Setting<'_> {
+    fn runs(&self) -> usize {
+        self.traces.len() + self.failures.len()
+    }
+
+    /// That runs failed, if some did.
+    fn failed(&self) -> Option<String> {
+        let first = self.failures.first()?;
+        Some(format!("{} of {} runs failed, the first with: {first}", self.failures.len(), self.runs()))
+    }
 }
 
 /// How the momentum moves.
@@ -142,24 +156,29 @@ fn bound(recipe: &Recipe, trace: &Trace, point: &Point) -> Option<f64> {
 
 /// The largest regret so far at every point.
 fn envelope(trace: &Trace) -> Vec<(f64, f64)> {
-    let mut most = f64::NEG_INFINITY;
+    let mut largest = f64::NEG_INFINITY;
     let mut out = Vec::new();
     for point in &trace.points {
         let Some(worst) = point.worst else { return Vec::new() };
-        most = most.max(worst);
-        out.push((point.t as f64, most));
+        largest = most(largest, worst);
+        out.push((point.t as f64, largest));
     }
     out
 }
 
-/// The least squares slope of log y over log x in the last two factors of ten of x; 0 where y does not move or is not above 0.
+/// The least squares slope of log y over log x in the last two factors of ten of x; 0 where y does not move or is never above 0.
+/// `None` where there are too few points, or one is not finite.
 fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let last = points.last()?.0;
-    let logs: Vec<(f64, f64)> = points
-        .iter()
-        .filter(|(x, y)| *x >= last / 100.0 && *y > 0.0)
-        .map(|(x, y)| (x.ln(), y.ln()))
-        .collect();
+    let late: Vec<&(f64, f64)> = points.iter().filter(|(x, _)| *x >= last / 100.0).collect();
+    if late.len() < 3 || late.iter().any(|(_, y)| !y.is_finite()) {
+        return None;
+    }
+    let logs: Vec<(f64, f64)> =
+        late.iter().filter(|(_, y)| *y > 0.0).map(|(x, y)| (x.ln(), y.ln())).collect();
+    if logs.is_empty() {
+        return Some(0.0);
+    }
     if logs.len() < 3 {
         return None;
     }
@@ -180,6 +199,8 @@ enum Held {
     Not(u64, f64, f64),
     /// At this T, the first of all runs, a v was not positive, from where on the bound says nothing.
     NoV(u64),
+    /// At this T, the first of all runs, a regret or its bound was no number or not known.
+    Unknown(u64),
     /// There is no bound.
     None,
 }
@@ -192,16 +213,18 @@ fn held(setting: &Setting) -> (Held, usize) {
     for trace in &setting.traces {
         let mut before: Option<f64> = None;
         for point in &trace.points {
-            let (Some(bound), Some(regret), Some(worst)) =
-                (bound(setting.recipe, trace, point), point.regret, point.worst)
-            else {
-                break;
-            };
-            any = true;
-            let found = match point.least_v {
-                Some(v) if v <= 0.0 => Some(Held::NoV(point.t)),
-                _ if regret > bound => Some(Held::Not(point.t, regret, bound)),
-                _ => None,
+            let bound = bound(setting.recipe, trace, point);
+            any |= bound.is_some();
+            let found = match (bound, point.regret, point.worst) {
+                // Not `v <= 0.0`, which is false of what is no number.
+                _ if point.least_v.is_some_and(|v| v.is_nan() || v <= 0.0) => Some(Held::NoV(point.t)),
+                (Some(bound), Some(regret), _) if regret > bound => Some(Held::Not(point.t, regret, bound)),
+                (Some(bound), Some(regret), Some(worst))
+                    if ![bound, regret, worst].iter().any(|v| v.is_nan()) =>
+                {
+                    None
+                }
+                _ => Some(Held::Unknown(point.t)),
             };
             if let Some(found) = found {
                 above += 1;
@@ -211,8 +234,9 @@ fn held(setting: &Setting) -> (Held, usize) {
                 break;
             }
             // Between two points the bound is at least what it was at the first, if it never falls.
-            everywhere &= before.is_none_or(|before| worst <= before) && has_ams(setting.recipe);
-            before = Some(bound);
+            let below = before.is_none_or(|before| point.worst.is_some_and(|worst| worst <= before));
+            everywhere &= below && has_ams(setting.recipe);
+            before = bound;
         }
     }
     let held = match first {
@@ -224,9 +248,57 @@ fn held(setting: &Setting) -> (Held, usize) {
     (held, above)
 }
 
-fn exponents(setting: &Setting) -> Option<Interval> {
-    let slopes: Option<Vec<f64>> = setting.traces.iter().map(|trace| slope(&envelope(trace))).collect();
-    student(&slopes?, 0.95)
+/// Exponents over the runs of a setting.
+struct Exponents {
+    /// The interval over the runs that have one.
+    interval: Option<Interval>,
+    /// Why it says nothing of all of them, if it does not.
+    open: Option<String>,
+}
+
+impl Exponents {
+    fn of(setting: &Setting, line: &dyn Fn(&Trace) -> Vec<(f64, f64)>) -> Self {
+        let slopes: Vec<f64> = setting.traces.iter().filter_map(|trace| slope(&line(trace))).collect();
+        let without = setting.traces.len() - slopes.len();
+        let open = setting.failed().or_else(|| {
+            let runs = setting.runs();
+            (without > 0).then(|| {
+                format!("{without} of {runs} runs have no exponent: too few numbers, or some are none")
+            })
+        });
+        Self { interval: student(&slopes, 0.95), open }
+    }
+
+    /// What became of the statement that it is at most this.
+    fn at_most(&self, limit: f64) -> Verdict {
+        match (&self.interval, &self.open) {
+            (Some(interval), None) => at_most(interval, limit),
+            _ => Verdict::Undecided,
+        }
+    }
+
+    fn text(&self) -> String {
+        self.interval.as_ref().map_or("–".to_owned(), interval_text)
+    }
+
+    /// The answer in a table.
+    fn answer(&self, limit: f64) -> String {
+        let answer = match self.at_most(limit) {
+            Verdict::Reproduced => "yes",
+            Verdict::Differs => "no",
+            _ => "cannot be told",
+        };
+        answer.to_owned()
+    }
+
+    /// What they are of, with why nothing follows from them if nothing does.
+    fn reason(&self, what: &str) -> String {
+        match (&self.interval, &self.open) {
+            (_, Some(open)) => open.clone(),
+            (Some(interval), None) => format!("{what} {}", interval_text(interval)),
+            (None, None) => "there is no run".to_owned(),
+        }
+    }
 }
 
 fn interval_text(interval: &Interval) -> String {
@@ -253,9 +325,25 @@ const GRADIENT: &str = "min ‖∇f‖² falls at least as log T/√T";
 
 fn judge_bound(experiment: &str, setting: &Setting) -> Option<Judged> {
     let (held, above) = held(setting);
-    let of = format!("in {above} of {} runs", setting.traces.len());
-    let (verdict, reason) = match held {
-        Held::None => return None,
+    let of = format!("in {above} of {} runs", setting.runs());
+    let (verdict, reason) = match (held, setting.failed()) {
+        // Of runs that all failed nothing is known, not even that there is a bound.
+        (Held::None, Some(failed)) if is_decgd(setting.recipe) && setting.traces.is_empty() => {
+            (Verdict::Undecided, failed)
+        }
+        (Held::None, _) => return None,
+        (Held::Everywhere | Held::AtPoints, Some(failed)) => {
+            (Verdict::Undecided, format!("it is in the others, and {failed}"))
+        }
+        (held, _) => became(held, &of),
+    };
+    Some(judged(experiment, setting, BOUND, verdict, reason))
+}
+
+/// The verdict on a bound and why; `of` says in which runs it did not hold.
+fn became(held: Held, of: &str) -> (Verdict, String) {
+    match held {
+        Held::None => (Verdict::Undecided, "there is no bound".to_owned()),
         Held::Everywhere => (Verdict::Reproduced, "at every T of every run".to_owned()),
         Held::AtPoints => (Verdict::Reproduced, "at every T that was looked at, of every run".to_owned()),
         Held::Not(t, regret, bound) => (
@@ -268,8 +356,11 @@ fn judge_bound(experiment: &str, setting: &Setting) -> Option<Judged> {
                 "{of} a v is not above 0, as the proof asks, and the bound says nothing; first at T = {t}"
             ),
         ),
-    };
-    Some(judged(experiment, setting, BOUND, verdict, reason))
+        Held::Unknown(t) => (
+            Verdict::Undecided,
+            format!("{of} the regret or the bound is no number, or not known; first at T = {t}"),
+        ),
+    }
 }
 
 fn judged(
@@ -284,9 +375,8 @@ fn judged(
 }
 
 fn judge_exponent(experiment: &str, setting: &Setting) -> Option<Judged> {
-    let interval = exponents(setting)?;
-    let reason = format!("exponent {}", interval_text(&interval));
-    Some(judged(experiment, setting, EXPONENT, at_most(&interval, 0.5), reason))
+    let found = Exponents::of(setting, &envelope);
+    Some(judged(experiment, setting, EXPONENT, found.at_most(0.5), found.reason("exponent")))
 }
 
 /// The least squared gradients, over the rate of Theorem 2: if these grow, it does not hold.
@@ -301,10 +391,9 @@ fn over_rate(trace: &Trace) -> Vec<(f64, f64)> {
 }
 
 fn judge_gradient(experiment: &str, setting: &Setting) -> Option<Judged> {
-    let slopes: Option<Vec<f64>> = setting.traces.iter().map(|trace| slope(&over_rate(trace))).collect();
-    let interval = student(&slopes?, 0.95)?;
-    let reason = format!("min ‖∇f‖² · √T/log T grows with exponent {}", interval_text(&interval));
-    Some(judged(experiment, setting, GRADIENT, at_most(&interval, 0.0), reason))
+    let found = Exponents::of(setting, &over_rate);
+    let reason = found.reason("min ‖∇f‖² · √T/log T grows with exponent");
+    Some(judged(experiment, setting, GRADIENT, found.at_most(0.0), reason))
 }
 
 /// The mean over runs at every point that all have.
@@ -353,13 +442,9 @@ fn regret_table(settings: &[Setting]) -> Table {
             Held::AtPoints => "at every point".to_owned(),
             Held::Not(t, ..) => format!("not at T = {t}"),
             Held::NoV(t) => format!("v ≤ 0 at T = {t}"),
+            Held::Unknown(t) => format!("not known at T = {t}"),
         };
-        let exponent = exponents(setting);
-        let verdict = exponent.as_ref().map_or("–".to_owned(), |e| match at_most(e, 0.5) {
-            Verdict::Reproduced => "yes".to_owned(),
-            Verdict::Differs => "no".to_owned(),
-            _ => "cannot be told".to_owned(),
-        });
+        let exponents = Exponents::of(setting, &envelope);
         table.row([
             setting.label.clone(),
             format!("{}/{}", setting.traces.len(), setting.traces.len() + setting.failures.len()),
@@ -368,8 +453,8 @@ fn regret_table(settings: &[Setting]) -> Table {
             text(bound),
             text(bound.zip(regret).map(|(bound, regret)| bound / regret)),
             held,
-            exponent.as_ref().map_or("–".to_owned(), interval_text),
-            verdict,
+            exponents.text(),
+            exponents.answer(0.5),
             text(least_v),
         ]);
         if let Some(failure) = setting.failures.first() {
@@ -397,32 +482,24 @@ fn gradient_table(settings: &[Setting]) -> Table {
         let line = mean(&setting.traces, &|trace| {
             trace.points.iter().map(|point| (point.t as f64, point.gradient)).collect()
         });
-        let interval = |of: &dyn Fn(&Trace) -> Vec<(f64, f64)>| {
-            let slopes: Option<Vec<f64>> = setting.traces.iter().map(|trace| slope(&of(trace))).collect();
-            slopes.and_then(|slopes| student(&slopes, 0.95))
-        };
-        let own = interval(&|trace| trace.points.iter().map(|p| (p.t as f64, p.gradient)).collect());
-        let over = interval(&over_rate);
-        let (t, least) = line.last().copied().unwrap_or((0.0, f64::NAN));
+        let own = |trace: &Trace| trace.points.iter().map(|p| (p.t as f64, p.gradient)).collect();
+        let (own, over) = (Exponents::of(setting, &own), Exponents::of(setting, &over_rate));
+        let last = |of: fn(&(f64, f64)) -> f64| line.last().map_or("–".to_owned(), |last| short(of(last)));
         let least_v: Option<Vec<f64>> =
             setting.traces.iter().map(|trace| trace.points.last().and_then(|point| point.least_v)).collect();
-        let least_v = least_v.map(|all| all.iter().sum::<f64>() / all.len() as f64);
-        let end = setting.traces.iter().filter_map(|trace| trace.x.first()).sum::<f64>()
-            / setting.traces.len() as f64;
+        let mean_of = |all: &[f64]| (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64);
+        let least_v = least_v.and_then(|all| mean_of(&all));
+        let end: Vec<f64> = setting.traces.iter().filter_map(|trace| trace.x.first().copied()).collect();
         table.row([
             setting.label.clone(),
             format!("{}/{}", setting.traces.len(), setting.traces.len() + setting.failures.len()),
-            short(t),
-            short(least),
-            own.as_ref().map_or("–".to_owned(), interval_text),
-            over.as_ref().map_or("–".to_owned(), interval_text),
-            over.as_ref().map_or("–".to_owned(), |over| match at_most(over, 0.0) {
-                Verdict::Reproduced => "yes".to_owned(),
-                Verdict::Differs => "no".to_owned(),
-                _ => "cannot be told".to_owned(),
-            }),
+            last(|(t, _)| *t),
+            last(|(_, least)| *least),
+            own.text(),
+            over.text(),
+            over.answer(0.0),
             least_v.map_or("–".to_owned(), short),
-            short(end),
+            mean_of(&end).map_or("–".to_owned(), short),
         ]);
         if let Some(failure) = setting.failures.first() {
             table.note(format!("{}: {failure}", setting.label));
@@ -531,8 +608,19 @@ pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
     for experiment in experiments {
         let name = experiment.recipe.name.trim_start_matches("theory-").to_owned();
         let settings = settings(experiment);
-        let convex =
-            experiment.traces.iter().flatten().any(|trace| trace.points.iter().any(|p| p.regret.is_some()));
+        // Regret is of problems with a domain; where all runs failed that is all there is to go by.
+        let convex = match experiment.traces.iter().flatten().next() {
+            Some(_) => experiment
+                .traces
+                .iter()
+                .flatten()
+                .any(|trace| trace.points.iter().any(|p| p.regret.is_some())),
+            None => experiment
+                .recipe
+                .runs()
+                .iter()
+                .any(|run| run.problem.as_ref().is_some_and(|p| p.domain.is_some())),
+        };
         let table = if convex { regret_table(&settings) } else { gradient_table(&settings) };
         let mut blocks = vec![Block::Text(format!("{}. {}.", problem(&experiment.recipe), rates(&settings)))];
         blocks.extend(about(&name).map(|text| Block::Text(text.to_owned())));
@@ -575,7 +663,8 @@ pub fn theory(experiments: &[Experiment]) -> (Document, Vec<Judged>) {
 
 const METHOD: &str = "Made by cargo xtask reproduce theory. Rates are η/√t. D is the diameter of the domain; G and L are the largest ‖∇√(f + c)‖ and \
     √(f + c) of the run up to T; v, γ and η are as they were. A bound held at every T if no regret between two points is above the bound at the first of \
-    them (with AMS it never falls). An exponent is the least squares slope of log M(T) over log T in the last two factors of ten of T, M the largest regret \
+    them (with AMS it never falls). Before the first step DecGD takes nothing to have moved (x0: first_iterate): the printed x_0 = 0 would make v depend on \
+    where the origin is. An exponent is the least squares slope of log M(T) over log T in the last two factors of ten of T, M the largest regret \
     so far; ± is Student's 95 % interval over seeds or, where nothing is random, over starting points. At most ½: the whole interval is; no: it is all above.";
 
 /// What is known of the statements before anything is measured.
@@ -639,6 +728,113 @@ mod tests {
         bent.iter_mut().filter(|(t, _)| *t < 99.0).for_each(|(_, y)| *y = 1e9);
         assert!((slope(&bent).unwrap() - 0.5).abs() < 1e-13);
         assert_eq!(slope(&line(0.5)[..2]), None);
+    }
+
+    fn recipe(optimizer: &str) -> Recipe {
+        let text = format!(
+            "problem: {{name: targets, domain: {{box: [-1, 1]}}}}\noptimizer: {optimizer}\ntrain: {{steps: 1000}}\n"
+        );
+        Recipe::parse("made-up.yaml", &text, &[], &taper_train::recipe::Unchecked).unwrap()
+    }
+
+    const DECGD: &str = "{name: decgd, lr: 0.5, momentum: 0.5, ams: true}";
+
+    /// A trace whose regret is `share` of √T, far below any bound.
+    fn trace(share: f64) -> Trace {
+        let point = |k: u32| {
+            let t = 10f64.powf(f64::from(k) / 12.0).round();
+            let regret = Some(share * t.sqrt());
+            let (one, momenta) = (Some(1.0), 0.5 * t);
+            Point {
+                t: t as u64,
+                regret,
+                worst: regret,
+                inverse_v: one,
+                least_v: one,
+                slope: one,
+                root: one,
+                momenta,
+                gradient: t.powi(-2),
+            }
+        };
+        Trace { points: (0..=36).map(point).collect(), diameter: Some(2.0), x: vec![0.0] }
+    }
+
+    fn setting<'a>(recipe: &'a Recipe, traces: &'a [Trace], failures: &[&str]) -> Setting<'a> {
+        let failures = failures.iter().map(|failure| (*failure).to_owned()).collect();
+        Setting { label: "decgd".into(), recipe, traces: traces.iter().collect(), failures }
+    }
+
+    #[test]
+    fn a_run_that_failed_leaves_every_statement_about_all_runs_open() {
+        let recipe = recipe(DECGD);
+        let runs = [trace(0.1), trace(0.1), trace(0.1)];
+        let judges: [fn(&str, &Setting) -> Option<Judged>; 3] = [judge_bound, judge_exponent, judge_gradient];
+        for judge in judges {
+            let whole = judge("x", &setting(&recipe, &runs, &[])).unwrap();
+            assert_eq!(whole.verdict, Verdict::Reproduced, "{whole:?}");
+            let part = judge("x", &setting(&recipe, &runs, &["the loss is NaN"])).unwrap();
+            assert_eq!(part.verdict, Verdict::Undecided, "{part:?}");
+            assert!(part.reason.contains("1 of 4 runs failed, the first with: the loss is NaN"), "{part:?}");
+            let none = judge("x", &setting(&recipe, &[], &["one", "two"])).unwrap();
+            assert_eq!(
+                (none.verdict, none.reason.contains("2 of 2 runs")),
+                (Verdict::Undecided, true),
+                "{none:?}"
+            );
+        }
+        // A regret above the bound is a counterexample, whatever became of the others.
+        let above = [trace(0.1), trace(1e6)];
+        let found = judge_bound("x", &setting(&recipe, &above, &["the loss is NaN"])).unwrap();
+        assert_eq!(
+            (found.verdict, found.reason.contains("in 1 of 3 runs")),
+            (Verdict::Differs, true),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_number_that_is_none_counts_as_nothing_held() {
+        let recipe = recipe(DECGD);
+        let changes: [fn(&mut Point); 6] = [
+            |point| point.regret = Some(f64::NAN),
+            |point| point.worst = Some(f64::NAN),
+            |point| point.slope = Some(f64::NAN),
+            |point| point.inverse_v = Some(f64::NAN),
+            |point| point.least_v = Some(f64::NAN),
+            |point| point.root = None,
+        ];
+        for (which, change) in changes.into_iter().enumerate() {
+            let mut runs = [trace(0.1), trace(0.1)];
+            change(&mut runs[1].points[20]);
+            let found = judge_bound("x", &setting(&recipe, &runs, &[])).unwrap();
+            assert_eq!(found.verdict, Verdict::Undecided, "{which}: {found:?}");
+            assert!(
+                found.reason.contains("in 1 of 2 runs") && found.reason.contains("T = 46"),
+                "{which}: {found:?}"
+            );
+        }
+        // A regret that was none has no exponent from there on, and is not left out of the others'.
+        let mut runs = [trace(0.1), trace(0.1)];
+        runs[1].points[20].worst = Some(f64::NAN);
+        let found = judge_exponent("x", &setting(&recipe, &runs, &[])).unwrap();
+        assert_eq!(found.verdict, Verdict::Undecided, "{found:?}");
+        assert!(found.reason.contains("1 of 2 runs have no exponent"), "{found:?}");
+        let mut runs = [trace(0.1), trace(0.1)];
+        runs[1].points[30].gradient = f64::NAN;
+        assert_eq!(judge_gradient("x", &setting(&recipe, &runs, &[])).unwrap().verdict, Verdict::Undecided);
+    }
+
+    #[test]
+    fn a_regret_that_is_never_above_zero_does_not_grow() {
+        let recipe = recipe("{name: sgd, lr: 0.5}");
+        let found = judge_exponent("x", &setting(&recipe, &[trace(-1.0), trace(-2.0)], &[])).unwrap();
+        assert_eq!((found.verdict, found.reason.as_str()), (Verdict::Reproduced, "exponent 0.00 ± 0.00"));
+        // A run that is too short for an exponent is told, not left out.
+        let mut short = trace(0.1);
+        short.points.truncate(2);
+        let found = judge_exponent("x", &setting(&recipe, &[trace(0.1), short], &[])).unwrap();
+        assert_eq!(found.verdict, Verdict::Undecided, "{found:?}");
     }
 
     #[test]

@@ -3,11 +3,21 @@ use std::path::Path;
 use taper_figures::plot::{Chart, Picture, Scale, Series, Sheet};
 use taper_train::run::{Outcome, Record, Split};
 
-/// Draws training loss (log scale) and the test metric of several runs side by side, as SVG. Runs of one epoch are drawn
-/// by their steps, on log axes; where the loss is all there is to judge by, it is the only panel.
+/// Whether runs count in steps: none has more than one epoch, or one was judged several times within an epoch.
+pub fn by_steps<'a>(mut runs: impl Iterator<Item = &'a Outcome> + Clone) -> bool {
+    let twice = |run: &Outcome| {
+        let judged = run.records.iter().filter(|record| record.split == Split::Test);
+        let epochs: Vec<u64> = judged.map(|record| record.epoch).collect();
+        epochs.windows(2).any(|pair| pair[0] == pair[1])
+    };
+    runs.clone().all(|run| run.summary.epochs <= 1) || runs.any(twice)
+}
+
+/// Draws training loss (log scale) and the test metric of several runs side by side, as SVG. Runs that count in steps are drawn
+/// by them, on log axes; where the loss is all there is to judge by, it is the only panel.
 pub fn curves(runs: &[(String, &Outcome)], path: &Path) -> Result<(), String> {
     let metric = runs.first().map_or("loss", |(_, run)| run.summary.metric.as_str());
-    let by_step = runs.iter().all(|(_, run)| run.summary.epochs <= 1);
+    let by_step = by_steps(runs.iter().map(|(_, run)| *run));
     let clock = if by_step { "step" } else { "epoch" };
     let panel = |title: &str, split: Split, metric: &str, factor: f64, y_scale: Scale| {
         let line = |(style, (label, run)): (usize, &(String, &Outcome))| {

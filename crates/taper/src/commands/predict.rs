@@ -69,7 +69,11 @@ fn write(args: &Args, trained: &mut Trained) -> Result<(), Failure> {
     let mut out = std::io::stdout();
     match args.json {
         true => {
-            let told = json!({"prompt": prompt, "continuation": text.added, "tokens": tokens, "seed": seed});
+            // All that the continuation is a function of; no `top_k`: all words were drawn from.
+            let told = json!({
+                "prompt": prompt, "continuation": text.added, "tokens": tokens, "temperature": temperature, "top_k": args.top_k,
+                "seed": seed,
+            });
             writeln!(out, "{told}")?;
         }
         false => writeln!(out, "{}", text.whole)?,

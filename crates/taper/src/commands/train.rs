@@ -276,7 +276,7 @@ fn report(recipe: &Path, outcomes: &[(String, Outcome)], args: &Args, speaks: bo
         return Ok(());
     }
     let metric = &outcomes.first().map_or("accuracy", |(_, o)| o.summary.metric.as_str()).to_owned();
-    let unit = if outcomes.iter().all(|(_, o)| o.summary.epochs <= 1) { "step" } else { "epoch" };
+    let unit = if picture::by_steps(outcomes.iter().map(|(_, o)| o)) { "step" } else { "epoch" };
     let mut table = Table::new([
         "optimizer".to_owned(),
         format!("best test {metric}"),

@@ -190,7 +190,7 @@ fn ask(schema: &mut Value, default: &Value, takes: &dyn Fn(Value) -> bool) {
     };
     let (whole, real) = (is("integer"), is("number"));
     if whole || real {
-        let range = probe::range(whole, takes);
+        let range = probe::range(whole, default.as_f64(), takes);
         if let (Value::Object(schema), true) = (schema, range != Range::default()) {
             range.state(schema);
         }

@@ -536,6 +536,12 @@ impl Checks<'_> {
             _ => {}
         }
         self.shards(spec)?;
+        let ignored = spec.model.as_ref().and_then(|model| model.config.get("ignore_index"));
+        if ignored.is_some_and(|index| !index.is_null()) && (train.shards > 1 || train.accumulate > 1) {
+            let message = "model.ignore_index: the loss is the mean over the targets that count, and parts of a batch \
+                           (`train.shards`, `train.accumulate`) would each have a mean of its own: leave one of them out";
+            return Err(self.fail(&Path::parse("model.ignore_index"), message.to_owned()));
+        }
         self.precision(spec)?;
         let checkpoint = &train.checkpoint;
         if checkpoint.every_epochs.is_some() && checkpoint.every_steps.is_some() {
@@ -594,6 +600,13 @@ impl Checks<'_> {
                 "the microscope looks at the whole state of the optimizer: leave `train.shard_state` out";
             return Err(self.fail(&path, message.to_owned()));
         }
+        if look.what.is_empty() {
+            let path = path.key("what");
+            let message = format!("{path}: expected something to look at, found an empty list");
+            return Err(self
+                .fail(&path, message)
+                .help("give `what: [cheap]`, or leave `what` out, which is the same"));
+        }
         let why = match () {
             () if !look.names(What::Noise) => return Ok(()),
             () if spec.problem.is_some() => "a function has no samples, whose gradients would differ",
@@ -601,6 +614,9 @@ impl Checks<'_> {
                 "noise is measured on halves of whole batches: leave `train.shards` out"
             }
             () if train.bptt.is_some() => "a text's streams carry state, and cannot be cut into halves",
+            () if spec.data.as_ref().is_some_and(|data| data.batch_size < 2) => {
+                "noise is measured on the two halves of a batch: give `data.batch_size` 2 or more"
+            }
             () => return Ok(()),
         };
         let place = look.what.iter().position(|what| *what == What::Noise).unwrap_or(0);

@@ -643,7 +643,7 @@ pub enum What {
     Rates,
     /// Cosines with the steps of simple optimizers, and which of them is nearest at which rate.
     Nearest,
-    /// The vector by which DecGD and AEGD follow √(f + c).
+    /// The vector by which DecGD, DecAdam and AEGD follow √(f + c).
     Vector,
     /// The cosine with orthogonalised momentum, as Muon's; products of matrices.
     Orthogonal,

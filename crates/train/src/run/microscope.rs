@@ -98,7 +98,10 @@ impl Microscope {
 /// A look at a step that was taken.
 pub(super) struct Taken<'a> {
     pub batch: &'a Gradient,
+    /// As the optimizers got it.
     pub context: &'a StepContext,
+    /// The loss before the recipe's shift.
+    pub loss: Option<f64>,
     pub halves: Split,
     pub lr: f64,
     pub step: u64,
@@ -114,7 +117,7 @@ impl Run<'_> {
             return Ok(microscope.inner.pass(&batch.grads, context)?);
         }
         let mut seen = microscope.inner.after(&batch.grads, context)?;
-        let rate = seen.all.get("rate/sgdm").copied();
+        let momentum = ["rate/sgdm", "r2/sgdm"].map(|name| seen.all.get(name).copied());
         let shadow = microscope.inner.shadow();
         let microscope = &*microscope;
         let wants = |what: What| microscope.look.wants(what);
@@ -123,7 +126,7 @@ impl Run<'_> {
         }
         microscope.only_wanted(&mut seen);
         seen.all.extend([("lr".to_owned(), taken.lr), ("momentum".to_owned(), shadow.momentum)]);
-        seen.all.extend(context.loss.map(|loss| ("loss".to_owned(), loss)));
+        seen.all.extend(taken.loss.map(|loss| ("loss".to_owned(), loss)));
         if wants(What::Vector)
             && let Some(root) = shadow.c.and_then(|c| Some((context.loss? + c).sqrt()))
         {
@@ -157,10 +160,12 @@ impl Run<'_> {
             if let Some(found) = found? {
                 seen.all.insert("sharpness".into(), found.value);
                 seen.all.insert("sharpness_error".into(), found.error);
-                if let Some(rate) = rate {
+                if let [Some(rate), Some(r2)] = momentum {
                     // Momentum descent at rate η is stable up to 2 (1 + β) / η.
                     let threshold = 2.0 * (1.0 + shadow.momentum);
                     seen.all.insert("stability".into(), rate * found.value / threshold);
+                    // Without the fit nobody can tell whether the ratio is the step's.
+                    seen.all.insert("r2/sgdm".into(), r2);
                 }
             }
         }

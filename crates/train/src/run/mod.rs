@@ -519,7 +519,8 @@ impl Run<'_> {
         }
         drop(optimizer);
         let lr = self.optimizers.lr() * factor;
-        self.look(&Taken { batch, context: &context, halves, lr, step, epoch })?;
+        let seen = self.optimizers.shifted(context);
+        self.look(&Taken { batch, context: &seen, loss: context.loss, halves, lr, step, epoch })?;
         self.average.after_step(self.state.epoch, step, self.steps)?;
         self.state.step = step;
 

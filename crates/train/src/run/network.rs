@@ -658,21 +658,24 @@ impl Task for Network {
     }
 
     fn half(&mut self, number: u64, half: usize) -> Result<Option<Gradient>, RunError> {
-        if !self.is_classification() || !self.shards.is_one() {
+        let axis = if self.is_classification() { 0 } else { 1 };
+        // Streams of text carry state from batch to batch; windows stand alone.
+        if axis == 1 && !self.stands_alone() || !self.shards.is_one() {
             return Ok(None);
         }
         self.once_more(number, |network, Kept { batch, draw, .. }| {
-            let samples = batch.input.dim(0)? / 2;
+            let samples = batch.input.dim(axis)? / 2;
             if samples == 0 {
                 return Ok(None);
             }
             let place = half * samples..(half + 1) * samples;
-            let part = batch.part(0, &place)?;
+            let part = batch.part(axis, &place)?;
             // Draws go by the place of a sample in its batch.
             network.model.set_place(place.start);
             let gradient = network.gradient(&part, *draw);
             network.model.set_place(0);
-            gradient.map(Some)
+            // A window is one sample: its tokens are not drawn one by one.
+            Ok(Some(Gradient { samples: samples as u64, ..gradient? }))
         })
     }
 

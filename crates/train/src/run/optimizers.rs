@@ -303,6 +303,11 @@ impl Optimizers {
         self.schedules.rate.factor(t, total)
     }
 
+    /// A step's context with the loss that optimizers get: less what the recipe takes off it.
+    pub fn shifted(&self, context: StepContext) -> StepContext {
+        StepContext { loss: context.loss.map(|loss| loss - self.shift), ..context }
+    }
+
     /// One step of all optimizers at `factor` times their base rates. When the first refuses, nothing has changed.
     ///
     /// Those that look at a second point by `again` come first, while the parameters of the others are where their gradients
@@ -322,9 +327,8 @@ impl Optimizers {
             }
             _ => context,
         };
-        let context = context.factor(factor);
+        let context = self.shifted(context.factor(factor));
         let shift = self.shift;
-        let context = StepContext { loss: context.loss.map(|loss| loss - shift), ..context };
         let shifted = match &deferred.loss {
             Some(loss) if shift != 0.0 => Some(deferred.clone().loss(&(loss - shift)?)),
             _ => None,

@@ -75,7 +75,8 @@ pub(crate) trait Task {
     /// The loss and gradient of a batch of this step, from 0, once more with the parameters as they are: the same draws, the
     /// same that was carried, and running statistics as if it had not been.
     fn again(&mut self, number: u64) -> Result<Gradient, RunError>;
-    /// The same of one half of the batch, 0 or 1: halves of as many samples each. `None` where it has none.
+    /// The same of one half of the batch, 0 or 1: halves of as many samples each, where a window of text is one. `None` where it
+    /// has none.
     fn half(&mut self, _number: u64, _half: usize) -> Result<Option<Gradient>, RunError> {
         Ok(None)
     }

@@ -47,6 +47,8 @@ const CASES: &[Case<'_>] = &[
     ("half an epoch", BASE, "train: {epochs: 2.5}", &[]),
     ("no epoch", BASE, "train: {epochs: 0}", &[]),
     ("no truth value", BASE, "train: {epochs: 1, probe: yes}", &[]),
+    ("a look at nothing", BASE, "train: {epochs: 1, probe: {every: 5, what: []}}", &[]),
+    ("noise of a batch of one", BASE, "data: {name: synthetic-images, train: 64, test: 32, batch_size: 1}\ntrain: {epochs: 1, probe: {every: 5, what: [norms, noise]}}", &[]),
     ("an unknown choice", BASE, "train: {epochs: 1, select: tset}", &[]),
     ("a metric that there is not", BASE, "train: {epochs: 1, metric: perplexity}", &[]),
     ("a validation set that there is not", BASE, "train: {epochs: 1, select: val}", &[]),

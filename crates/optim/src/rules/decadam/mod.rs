@@ -176,6 +176,7 @@ impl Rule for DecAdamRule {
     const LOSS: Option<fn(&Self::Config) -> f64> = Some(|config| config.c);
     const KNOWS_FIRST_LOSS: bool = true;
     const MEMORY: &'static [&'static str] = &["prev_lr", "prev_step", "first_root"];
+    const FOLLOWS: Option<&'static str> = Some("v");
     const OBSERVE: Option<Observed<DecAdamScalars>> = Some(Observed { name: "v", of: observed });
 
     crate::rule::one_name!(DECADAM);

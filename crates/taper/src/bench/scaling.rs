@@ -14,7 +14,7 @@ pub struct Series {
 }
 
 /// What is measured.
-pub const SERIES: [Series; 5] = [
+pub const SERIES: [Series; 6] = [
     Series { name: "mlp batch", sizes: &BATCHES, workload: |n| Workload::mlp(&[100], n) },
     Series {
         name: "mlp width",
@@ -26,6 +26,11 @@ pub const SERIES: [Series; 5] = [
         name: "lstm1 length",
         sizes: &[10, 20, 35, 70, 140],
         workload: |n| Workload::lstm(1, 1150, 20, n),
+    },
+    Series {
+        name: "gpt context",
+        sizes: &[64, 128, 256, 512, 1024, 2048],
+        workload: |n| Workload::gpt([4, 4, 128], n, 4),
     },
     Series { name: "lstm2 width", sizes: &[200, 400, 800, 1600], workload: |n| Workload::lstm(2, n, 20, 70) },
 ];

@@ -1,5 +1,6 @@
 //! True quantiles over all elements of many tensors: selection by the bits of numbers, without sorting them.
 use crate::driver::cpu::vectorized;
+use crate::rule::Real;
 use rayon::prelude::*;
 
 /// The values of one parameter's buffer.
@@ -56,6 +57,8 @@ pub struct Spread {
 
 /// The quantiles that are told.
 const WANTED: [f64; 5] = [0.01, 0.25, 0.5, 0.75, 0.99];
+/// Elements that are looked at in several ways while they are in the L1 cache.
+const BLOCK: usize = 1024;
 /// Elements summed at a time, whatever the threads.
 const CHUNK: usize = 32 * 1024;
 
@@ -141,46 +144,50 @@ impl Moments {
     }
 }
 
-fn moments<T: Copy + Into<f64> + Sync>(values: &[T], centre: f64) -> Option<Moments> {
+/// The least and the largest of a block, in its own precision: a loop of its own, so that it is one of vectors.
+#[inline(always)]
+fn reach<T: Real>(block: &[T], (least, most): (T, T)) -> (T, T) {
+    const LANES: usize = 32;
+    let (mut min, mut max) = ([least; LANES], [most; LANES]);
+    let (groups, tail) = block.as_chunks::<LANES>();
+    for group in groups {
+        for (min, v) in min.iter_mut().zip(group) {
+            *min = min.at_most(*v);
+        }
+        for (max, v) in max.iter_mut().zip(group) {
+            *max = max.at_least(*v);
+        }
+    }
+    let min = min.iter().chain(tail).fold(least, |min, v| min.at_most(*v));
+    (min, max.iter().chain(tail).fold(most, |max, v| max.at_least(*v)))
+}
+
+fn moments<T: Real>(values: &[T], centre: f64) -> Option<Moments> {
     const LANES: usize = 8;
     let chunk = |chunk: &[T]| {
         vectorized(
             #[inline(always)]
             || {
-                let (mut min, mut max) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
+                let mut reached = (T::from_f64(f64::INFINITY), T::from_f64(f64::NEG_INFINITY));
                 let (mut sum, mut square) = ([0.0; LANES], [0.0; LANES]);
-                let (groups, tail) = chunk.as_chunks::<LANES>();
-                for group in groups {
-                    let v: [f64; LANES] = group.map(Into::into);
-                    // One quantity after the other, so that each is a vector.
-                    for i in 0..LANES {
-                        min[i] = if v[i] < min[i] { v[i] } else { min[i] };
-                    }
-                    for i in 0..LANES {
-                        max[i] = if v[i] > max[i] { v[i] } else { max[i] };
-                    }
-                    for i in 0..LANES {
-                        sum[i] += v[i];
-                    }
-                    for i in 0..LANES {
-                        square[i] += (v[i] - centre) * (v[i] - centre);
-                    }
+                for block in chunk.chunks(BLOCK) {
+                    reached = reach(block, reached);
+                    let (groups, tail) = block.as_chunks::<LANES>();
+                    let mut add = |i: usize, v: T| {
+                        let v = v.to_f64();
+                        sum[i] += v;
+                        square[i] += (v - centre) * (v - centre);
+                    };
+                    groups.iter().for_each(|group| (0..LANES).for_each(|i| add(i, group[i])));
+                    tail.iter().enumerate().for_each(|(i, v)| add(i, *v));
                 }
-                for (i, v) in tail.iter().enumerate() {
-                    let v: f64 = (*v).into();
-                    min[i] = if v < min[i] { v } else { min[i] };
-                    max[i] = if v > max[i] { v } else { max[i] };
-                    sum[i] += v;
-                    square[i] += (v - centre) * (v - centre);
-                }
-                let min = min.into_iter().fold(f64::INFINITY, f64::min);
+                let (min, max) = (reached.0.to_f64(), reached.1.to_f64());
                 // Hardly ever are there any to count.
-                let below = || chunk.iter().filter(|v| Into::<f64>::into(**v) < 0.0).count() as u64;
+                let below = || chunk.iter().filter(|v| v.to_f64() < 0.0).count() as u64;
                 let negative = if min < 0.0 { below() } else { 0 };
-                let max = max.into_iter().fold(f64::NEG_INFINITY, f64::max);
                 let (sum, square): (f64, f64) = (sum.into_iter().sum(), square.into_iter().sum());
                 // Comparisons pass over what is no number; the sum does not, and is none of infinities of both signs too.
-                let none = sum.is_nan() && chunk.iter().any(|v| Into::<f64>::into(*v).is_nan());
+                let none = sum.is_nan() && chunk.iter().any(|v| v.to_f64().is_nan());
                 let (min, max) = if none { (f64::NAN, f64::NAN) } else { (min, max) };
                 Moments { min, max, sum, square, negative }
             },
@@ -225,48 +232,75 @@ impl Span {
     }
 }
 
-/// How many of the elements have each index, which their places in the range have: counts do not depend on who counts.
-fn count(pieces: &[&[f32]], span: Span, size: usize, index: impl Fn(u32) -> usize + Sync) -> Vec<u64> {
-    // Counts of 32 bits by turns, side by side (tables a power of two apart would look alike to the CPU's store buffer), and those of
-    // 64 bits that they are added to before they overflow.
-    let start = || (vec![[0u32; TURNS]; size], 0usize, vec![0u64; size]);
-    let flush = |turns: &mut [[u32; TURNS]], all: &mut [u64]| {
-        for (all, turns) in all.iter_mut().zip(turns) {
-            *all += std::mem::take(turns).into_iter().map(u64::from).sum::<u64>();
-        }
-    };
-    type Counts = (Vec<[u32; TURNS]>, usize, Vec<u64>);
-    let add = |(mut turns, mut counted, mut all): Counts, piece: &&[f32]| {
-        if counted + piece.len() > u32::MAX as usize {
-            flush(&mut turns, &mut all);
-            counted = 0;
-        }
-        let mut offsets = [0; 1024];
-        for block in piece.chunks(offsets.len()) {
-            let offsets = &mut offsets[..block.len()];
-            span.offsets(block, offsets);
-            let (groups, rest) = offsets.as_chunks::<TURNS>();
-            for group in groups {
-                for (turn, offset) in group.iter().enumerate() {
-                    turns[index(*offset)][turn] += 1;
-                }
-            }
-            for offset in rest {
-                turns[index(*offset)][0] += 1;
-            }
-        }
-        (turns, counted + piece.len(), all)
-    };
-    let whole = |(mut turns, _, mut all): Counts| {
-        flush(&mut turns, &mut all);
-        all
-    };
+/// Adds up the tables that `table` makes of shares of the elements, a few for each thread: one for every piece would be new memory
+/// again and again. Counts do not depend on who counts.
+fn added(pieces: &[&[f32]], table: impl Fn(&[&[f32]]) -> Vec<u64> + Sync + Send) -> Vec<u64> {
+    let share = pieces.len().div_ceil(2 * rayon::current_num_threads()).max(1);
     let join = |a: Vec<u64>, b: Vec<u64>| match (a.is_empty(), b.is_empty()) {
         (true, _) => b,
         (_, true) => a,
         _ => a.iter().zip(b).map(|(a, b)| a + b).collect(),
     };
-    pieces.par_iter().fold(start, add).map(whole).reduce(Vec::new, join)
+    pieces.par_chunks(share).map(table).reduce(Vec::new, join)
+}
+
+/// How many of the elements lie in each part of a range, by the upper bits of their offsets.
+fn count_parts(pieces: &[&[f32]], span: Span, parts: usize, low: u32) -> Vec<u64> {
+    added(pieces, |pieces| {
+        // Counts of 32 bits by turns, side by side (tables a power of two apart would look alike to the CPU's store buffer), and those
+        // of 64 bits that they are added to before they overflow.
+        let (mut turns, mut counted, mut all) = (vec![[0u32; TURNS]; parts], 0, vec![0u64; parts]);
+        let flush = |turns: &mut [[u32; TURNS]], all: &mut [u64]| {
+            for (all, turns) in all.iter_mut().zip(turns) {
+                *all += std::mem::take(turns).into_iter().map(u64::from).sum::<u64>();
+            }
+        };
+        let mut offsets = [0; BLOCK];
+        for block in pieces.iter().flat_map(|piece| piece.chunks(BLOCK)) {
+            if counted + block.len() > u32::MAX as usize {
+                flush(&mut turns, &mut all);
+                counted = 0;
+            }
+            counted += block.len();
+            let offsets = &mut offsets[..block.len()];
+            span.offsets(block, offsets);
+            let (groups, rest) = offsets.as_chunks::<TURNS>();
+            for group in groups {
+                for (turn, offset) in group.iter().enumerate() {
+                    turns[(offset >> low) as usize][turn] += 1;
+                }
+            }
+            for offset in rest {
+                turns[(offset >> low) as usize][0] += 1;
+            }
+        }
+        flush(&mut turns, &mut all);
+        all
+    })
+}
+
+/// How many of the elements of the parts that `which` numbers have each of the lower bits, a table for each of `wanted` parts; `wanted`
+/// is the number of the others. First come the elements that count, without a branch that nobody could foretell.
+fn count_within(pieces: &[&[f32]], span: Span, which: &[u32], wanted: u32, low: u32) -> Vec<u64> {
+    let mask = (1u32 << low) - 1;
+    added(pieces, |pieces| {
+        let mut all = vec![0u64; (wanted as usize) << low];
+        let (mut offsets, mut places) = ([0; BLOCK], [0u32; BLOCK]);
+        for block in pieces.iter().flat_map(|piece| piece.chunks(BLOCK)) {
+            let offsets = &mut offsets[..block.len()];
+            span.offsets(block, offsets);
+            let mut found = 0;
+            for offset in &*offsets {
+                let part = which[(offset >> low) as usize];
+                places[found] = part << low | (offset & mask);
+                found += usize::from(part != wanted);
+            }
+            for place in &places[..found] {
+                all[*place as usize] += 1;
+            }
+        }
+        all
+    })
 }
 
 /// The values of some ranks, from 0 in ascending order, all below the number of elements: first the upper half of the bits in which
@@ -285,23 +319,17 @@ fn select<const N: usize>(tensors: &[&[f32]], ranks: &[u64; N], span: Span) -> [
     let pieces: Vec<&[f32]> = tensors.iter().flat_map(|values| values.chunks(COUNTED)).collect();
     let most = span.last - span.first;
     let low = (u32::BITS - most.leading_zeros()) / 2;
-    let (parts, mask) = ((most >> low) as usize + 1, (1u32 << low) - 1);
-    let upper = count(&pieces, span, parts, move |offset| (offset >> low) as usize);
+    let parts = (most >> low) as usize + 1;
+    let upper = count_parts(&pieces, span, parts, low);
     let places = ranks.map(|rank| find(&upper, rank));
     let mut wanted = places.map(|(part, _)| part).to_vec();
     wanted.dedup();
-    // The parts that nobody wants share one place, so that what is counted stays in the cache.
-    let (nobody, none) = (wanted.len() as u8, wanted.len() << low);
-    let mut table = vec![nobody; parts];
-    wanted.iter().enumerate().for_each(|(i, part)| table[*part] = i as u8);
-    let which = table.as_slice();
-    let lower = count(&pieces, span, none + 1, move |offset| {
-        let part = which[(offset >> low) as usize];
-        let place = usize::from(part) << low | (offset & mask) as usize;
-        if part == nobody { none } else { place }
-    });
+    let nobody = wanted.len() as u32;
+    let mut which = vec![nobody; parts];
+    (0..).zip(&wanted).for_each(|(i, part)| which[*part] = i);
+    let lower = count_within(&pieces, span, &which, nobody, low);
     places.map(|(part, rank)| {
-        let from = usize::from(table[part]) << low;
+        let from = (which[part] as usize) << low;
         let (rest, _) = find(&lower[from..from + (1 << low)], rank);
         value(span.first + ((part as u32) << low | rest as u32))
     })

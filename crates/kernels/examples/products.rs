@@ -127,8 +127,8 @@ fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f
 
 /// The most GFLOP/s of so many threads over some short rounds: multiply-adds that wait for nothing.
 fn peak(isa: Isa, threads: usize) -> f64 {
-    /// Vectors of 16 numbers: enough of them that none waits for its own last sum.
-    const VECTORS: usize = 8;
+    /// Vectors of 16 numbers: enough of them that none waits for its own last sum, and few enough for the registers.
+    const VECTORS: usize = 5;
     const TURNS: usize = 2_000_000;
     let run = |thread: usize| {
         vectorize(
@@ -136,10 +136,10 @@ fn peak(isa: Isa, threads: usize) -> f64 {
             #[inline(always)]
             || {
                 let mut sums = [[thread as f32; 16]; VECTORS];
-                let (factor, term) = std::hint::black_box(([0.999f32; 16], [0.001f32; 16]));
+                let (factor, term) = std::hint::black_box((0.999f32, 0.001f32));
                 for _ in 0..TURNS {
                     for sum in &mut sums {
-                        for ((sum, factor), term) in sum.iter_mut().zip(factor).zip(term) {
+                        for sum in sum.iter_mut() {
                             *sum = sum.mul_add(factor, term);
                         }
                     }

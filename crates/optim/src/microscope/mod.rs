@@ -253,6 +253,7 @@ impl Microscope {
                 root: bias_correction(shadow.beta2, t).sqrt().recip(),
                 eps: shadow.eps,
                 half_inverse_root: root.map_or(0.0, |root| 0.5 / root),
+                decays: shadow.decays,
             };
             let sums = match &mut param.buffers {
                 Buffers::F32(kept) => kept.pass(&scalars, grad, &param.var, look)?,

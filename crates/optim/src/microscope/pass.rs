@@ -37,6 +37,8 @@ pub(super) const AW: usize = 14;
 pub(super) const RR: usize = 15;
 pub(super) const UR: usize = 16;
 pub(super) const RW: usize = 17;
+/// Products with the parameter that nobody asks for where no decay is fitted: a third of all.
+const OF_DECAY: [usize; 6] = [UW, GW, BW, SW, AW, RW];
 
 /// The scalars of a pass.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +55,8 @@ pub(super) struct Scalars<T> {
     pub eps: T,
     /// 1 / (2 √(f + c)).
     pub half_inverse_root: T,
+    /// Whether decay is fitted; else products that only it takes are 0.
+    pub decays: bool,
 }
 
 impl Scalars<f64> {
@@ -68,6 +72,7 @@ impl Scalars<f64> {
             root: of(self.root),
             eps: of(self.eps),
             half_inverse_root: of(self.half_inverse_root),
+            decays: self.decays,
         }
     }
 }
@@ -185,8 +190,10 @@ fn blocks<T: Real, const LOOK: bool, const ROOT: bool>(
                 (u, r),
                 (r, w),
             ];
-            for (sum, (x, y)) in sums.iter_mut().zip(pairs).take(if ROOT { SUMS } else { RR }) {
-                *sum += dot(x, y);
+            for (place, (x, y)) in pairs.into_iter().enumerate().take(if ROOT { SUMS } else { RR }) {
+                if scalars.decays || !OF_DECAY.contains(&place) {
+                    sums[place] += dot(x, y);
+                }
             }
         }
     }
@@ -273,6 +280,7 @@ mod tests {
             root: (1.0f64 / 0.0199).sqrt(),
             eps: 1e-8,
             half_inverse_root: 0.25,
+            decays: true,
         }
     }
 
@@ -360,6 +368,12 @@ mod tests {
                 );
             }
             let bits = |sums: [f64; SUMS]| sums.map(f64::to_bits);
+            let (of_decay, rest): (Vec<_>, Vec<_>) = (0..SUMS).partition(|place| OF_DECAY.contains(place));
+            let moments = Moments { momentum: &mut of(3), square: &mut of(4), root: &mut of(5) };
+            let step = Some(Step { before: &of(1), after: &of(2) });
+            let without = pass(&Scalars { decays: false, ..s }, &of(0), step, moments).unwrap();
+            assert!(rest.iter().all(|place| without[*place].to_bits() == sums[*place].to_bits()));
+            assert!(of_decay.iter().all(|place| without[*place] == 0.0));
             assert!([2, 7].into_iter().all(|threads| bits(once(threads).0) == bits(sums)));
         }
     }

@@ -4,7 +4,7 @@
 
 FOLDER holds net.py, net.safetensors, net.onnx and record.safetensors: an input and what Taper made of it (`input`, `logits`; of a
 language model with a state `tokens` in two windows and the `logits` of both; of one without `tokens` and `logits`, and `targets` with
-their `loss`). The module is loaded strictly by PyTorch; the graph is checked by
+their `loss` and the `ignored` one, which does not count). The module is loaded strictly by PyTorch; the graph is checked by
 `onnx` and computed by `onnxruntime`. Prints a JSON object a program: what is missing, or the largest difference to Taper's logits.
 """
 
@@ -46,7 +46,7 @@ def onnx_logits(folder, record, _):
         targets = record["targets"]
         sums = np.log(np.exp(logits.astype(np.float64)).sum(-1))
         right = np.take_along_axis(logits, np.maximum(targets, 0)[..., None], -1)[..., 0]
-        return [logits, np.array((sums - right)[targets != -1].mean(), np.float32)]
+        return [logits, np.array((sums - right)[targets != record["ignored"]].mean(), np.float32)]
     batch = record["tokens"].shape[1]
     states = {
         value.name: np.zeros([1, batch, value.shape[2]], np.float32)

@@ -125,6 +125,7 @@ class Airbench(nn.Module):
         inputs = 2 * 3 * kernel**2
         self.whiten = nn.Conv2d(3, inputs, kernel)
         self.whiten.weight.requires_grad_(False)
+        nn.init.zeros_(self.whiten.bias)
         self.groups = []
         for number, width in enumerate(widths, 1):
             self.groups.append(f"group{number}")

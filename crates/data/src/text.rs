@@ -1,5 +1,5 @@
 //! Words, characters, bytes or pieces and their numbers.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -113,6 +113,17 @@ impl Text {
             Unit::Byte => Ok(text.bytes().map(u32::from).collect()),
             Unit::Bpe => self.pieces.as_ref().map_or(Ok(Vec::new()), |pieces| pieces.encode(text)),
         }
+    }
+
+    /// The words or characters of a text that are not in the vocabulary, each once, as they come.
+    pub fn unknown<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        let units: Box<dyn Iterator<Item = &'a str>> = match self.unit {
+            Unit::Word => Box::new(words(text).filter(|word| *word != EOS)),
+            Unit::Char => Box::new(characters(text)),
+            Unit::Byte | Unit::Bpe => return Vec::new(),
+        };
+        let mut seen: HashSet<&str> = self.vocab.iter().map(String::as_str).collect();
+        units.filter(|unit| seen.insert(unit)).collect()
     }
 
     /// The number of the end of a line, if the vocabulary has it.

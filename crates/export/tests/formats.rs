@@ -184,14 +184,22 @@ fn transformers_for_text_say_the_same_elsewhere() {
         let mut rng = Rng::new(5, "test", "tokens", 0);
         let mut draw = || (0..2 * 7).map(|_| rng.below(11) as i64).collect::<Vec<_>>();
         let (tokens, mut targets) = (draw(), draw());
-        targets[3] = config["ignore_index"].as_i64().unwrap();
+        let ignored = config["ignore_index"].as_i64().unwrap();
+        targets[3] = ignored;
         let [tokens, targets] = [tokens, targets].map(|v| Tensor::from_vec(v, (2, 7), &Device::Cpu).unwrap());
         // Ours are [length, batch].
         let (input, wanted) = (tokens.t().unwrap(), targets.t().unwrap());
         let loss = model.loss(&input, &wanted, Mode::Eval).unwrap().total.detach();
         let logits = model.logits(&input, Mode::Eval).unwrap().detach().reshape((7, 2, 11)).unwrap();
         let logits = logits.transpose(0, 1).unwrap();
-        let record = [("tokens", tokens), ("targets", targets), ("logits", logits), ("loss", loss)];
+        let ignored = Tensor::new(ignored, &Device::Cpu).unwrap();
+        let record = [
+            ("tokens", tokens),
+            ("targets", targets),
+            ("ignored", ignored),
+            ("logits", logits),
+            ("loss", loss),
+        ];
         let record = record.map(|(name, t)| (name.to_owned(), t.contiguous().unwrap())).into();
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &network, opset, &record);

@@ -203,10 +203,14 @@ impl Airbench {
     pub fn new(config: &AirbenchConfig, task: Task, vb: VarBuilder) -> Result<Self> {
         let ([_, _, channels, classes], filters) = config.sizes(task)?;
         let (style, size) = (Style { conv: config.conv, ..Style::default() }, config.whiten_kernel);
-        let (whiten, init) = (vb.pp("whiten"), torch_uniform(filters / 2));
+        let whiten = vb.pp("whiten");
         let whiten = Whiten {
-            weight: whiten.get_with_hints((filters, channels, size, size), "weight", init)?,
-            bias: whiten.get_with_hints(filters, "bias", init)?,
+            weight: whiten.get_with_hints(
+                (filters, channels, size, size),
+                "weight",
+                torch_uniform(filters / 2),
+            )?,
+            bias: whiten.get_with_hints(filters, "bias", candle_nn::init::ZERO)?,
             kernel: size,
             images: config.whiten_images,
             eps: config.whiten_eps,

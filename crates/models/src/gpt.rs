@@ -76,8 +76,8 @@ pub struct GptConfig {
     pub activation: Curve,
     /// Whether the head is the embedding. Defaults to true; of `llama` to false.
     pub tied: bool,
-    /// Targets that do not count. The loss of a batch is the mean over the others; with `train.shards` or `train.accumulate`, whose
-    /// parts would each have a mean of its own, it is refused. Defaults to null, none.
+    /// Targets that do not count. The loss of a batch is the mean over the others, and so is that of a set; with `train.shards` or
+    /// `train.accumulate`, whose parts would each have a mean of its own, it is refused. Defaults to null, none.
     pub ignore_index: Option<i64>,
     /// Shares that are dropped in training. Defaults to none.
     pub dropout: Dropout,
@@ -358,7 +358,12 @@ impl Gpt {
         let table = trained(&self.tokens, mode);
         let places = self.places.as_ref().map(|places| trained(places, mode));
         let mut x = embed(&table, places.as_ref(), tokens, first, masks.embedding.as_ref())?;
-        let view = View { causal: true, rotary: self.angles.as_ref().map(|angles| (angles, first)), mode };
+        let view = View {
+            causal: true,
+            rotary: self.angles.as_ref().map(|angles| (angles, first)),
+            only: None,
+            mode,
+        };
         for (i, of_block) in self.blocks.iter().enumerate() {
             let past = past.as_mut().and_then(|past| past.get_mut(i));
             x = of_block.forward(&x, &view, masks, i, past)?;
@@ -415,6 +420,10 @@ impl Model for Gpt {
         let masks = self.masks(&tokens, mode)?;
         let hidden = self.hidden(&tokens, &masks, mode)?;
         self.loss_of(&hidden, &targets, mode)
+    }
+
+    fn ignored(&self) -> Option<i64> {
+        self.config.ignore_index
     }
 
     /// Nothing is carried from one window to the next.

@@ -130,7 +130,8 @@ impl Params {
         self.set(&candle_core::safetensors::load(path, &Device::Cpu)?)
     }
 
-    /// Saves a safetensors file that PyTorch's `load_state_dict` accepts.
+    /// Saves a safetensors file of what there is, under PyTorch's names: `load_state_dict` accepts it, but for a language model whose head
+    /// is its embedding. Theirs have that one once more, as `lm_head.weight`, which `taper export` adds.
     pub fn save(&self, path: &Path) -> Result<()> {
         let tensors: HashMap<_, _> =
             self.vars().into_iter().map(|(n, v)| (n, v.as_tensor().clone())).collect();

@@ -119,6 +119,10 @@ impl Model for WithOperands {
         self.model.set_carry(carry)
     }
 
+    fn ignored(&self) -> Option<i64> {
+        self.model.ignored()
+    }
+
     fn wants_images(&self) -> usize {
         self.model.wants_images()
     }
@@ -138,6 +142,12 @@ pub trait Model: Send {
         let logits = self.logits(input, mode)?;
         let nll = crate::ops::cross_entropy(&logits, &target.flatten_all()?, &Default::default())?;
         Ok(Loss { total: nll.clone(), nll, logits: Some(logits) })
+    }
+
+    /// The target that does not count in [`Model::loss`], whose mean is over the others; none by default. Means of several batches are
+    /// weighted by the targets that count.
+    fn ignored(&self) -> Option<i64> {
+        None
     }
 
     /// How many of the first training images it wants to see before the first step; none by default.

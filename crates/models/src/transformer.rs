@@ -3,7 +3,7 @@ use crate::cost::{Cost, Count, product};
 use crate::layers::{config_error, trained};
 use crate::ops::{
     self, Angles, Attention, FeatureMap, Gelu, Mask, Qkv, ShareDropout, linear_features, linear_residual,
-    rotary, swiglu,
+    mean_of_tokens, rotary, swiglu,
 };
 use crate::rng::Rng;
 use crate::{Mode, Result};
@@ -56,6 +56,18 @@ pub struct Masks {
     pub resid: Vec<[Option<Mask>; 2]>,
     /// Of each block's shares of attention.
     pub attention: Vec<Option<ShareDropout>>,
+    /// `[batch, time, hidden]`, of what lies between each block's linear layers.
+    pub hidden: Vec<Option<Mask>>,
+    /// `[batch, emb]`, of what the head of a network for images looks at.
+    pub head: Option<Mask>,
+}
+
+impl Masks {
+    /// Whether nothing of what block `i` adds to its stream is dropped.
+    pub(crate) fn leave_alone(&self, i: usize) -> bool {
+        self.resid.get(i).is_none_or(|masks| masks.iter().all(Option::is_none))
+            && self.hidden.get(i).is_none_or(Option::is_none)
+    }
 }
 
 /// Shares of what is dropped in training. A share that is not given is 0.
@@ -91,24 +103,36 @@ impl Dropout {
         let (Mode::Train { seed, step } | Mode::Statistics { seed, step }) = mode else {
             return Ok(Masks::default());
         };
-        let key = |name: &str| Rng::new(seed, "dropout", name, step);
-        let mask = |name: &str, p: f64| {
-            let draw = || Mask::draw_from(key(name), place * time * emb, (batch, time, emb), p);
-            (p > 0.0).then(draw).transpose()
-        };
+        let mask = |name: &str, p: f64| draw_mask(name, p, &[batch, time, emb], place, mode);
         let of_block = |i: usize| {
             Ok([mask(&format!("resid.{i}.attn"), self.resid)?, mask(&format!("resid.{i}.mlp"), self.resid)?])
         };
         let shares = |i: usize| {
-            let rng = key(&format!("attention.{i}"));
+            let rng = Rng::new(seed, "dropout", &format!("attention.{i}"), step);
             (self.attention > 0.0).then_some(ShareDropout { p: self.attention, rng, first: place })
         };
         Ok(Masks {
             embedding: mask("embedding", self.embedding)?,
             resid: (0..layers).map(of_block).collect::<Result<_>>()?,
             attention: (0..layers).map(shares).collect(),
+            ..Default::default()
         })
     }
+}
+
+/// A mask of a training step for samples `shape[0]`, the first of which has this place in the batch; none where nothing is dropped. It
+/// depends on the seed, its name and the step, and on a sample's place.
+pub(crate) fn draw_mask(
+    name: &str,
+    p: f64,
+    shape: &[usize],
+    place: usize,
+    mode: Mode,
+) -> Result<Option<Mask>> {
+    let (Mode::Train { seed, step } | Mode::Statistics { seed, step }) = mode else { return Ok(None) };
+    let first = place * shape.iter().skip(1).product::<usize>();
+    let draw = || Mask::draw_from(Rng::new(seed, "dropout", name, step), first, shape, p);
+    (p > 0.0).then(draw).transpose()
 }
 
 /// Refuses what is no share.
@@ -324,11 +348,20 @@ pub(crate) struct View<'a> {
     pub causal: bool,
     /// The angles of positions, and the first one.
     pub rotary: Option<(&'a Angles, usize)>,
+    /// The one token of each sequence that is asked for after the block. Nothing is computed for the others once this one has seen them.
+    pub only: Option<usize>,
     pub mode: Mode,
 }
 
 /// Keys and values of earlier tokens, `[batch, 1, time, features]`.
 pub(crate) type Past = Option<[Tensor; 2]>;
+
+/// Features times a mask of all of them.
+fn dropped(x: &FeatureMap, mask: &Mask) -> Result<FeatureMap> {
+    let x = x.leave()?;
+    let y = ops::masked(&x.flatten_all()?, &mask.reshaped(mask.shape().elem_count()))?;
+    FeatureMap::enter(&y.reshape(x.shape())?)
+}
 
 /// A block.
 #[derive(Debug)]
@@ -358,12 +391,20 @@ impl Block {
         let [of_attention, of_mlp] =
             masks.resid.get(i).map_or([None, None], |[a, b]| [a.as_ref(), b.as_ref()]);
         let dropout = masks.attention.get(i).cloned().flatten();
-        let y = self.attend(&self.norms[0].forward(x, mode)?, view, dropout, past)?;
-        let x = self.out.onto(x, &y, of_attention, mode)?;
+        let mut y = self.attend(&self.norms[0].forward(x, mode)?, view, dropout, past)?;
+        let mut x = x.clone();
+        if let Some(token) = view.only {
+            (x, y) = (mean_of_tokens(&x, token..token + 1)?, mean_of_tokens(&y, token..token + 1)?);
+        }
+        let x = self.out.onto(&x, &y, of_attention, mode)?;
         let y = self.norms[1].forward(&x, mode)?;
         let y = match &self.gate {
             Some(gate) => swiglu(&gate.forward(&y, None, mode)?, &self.up.forward(&y, None, mode)?)?,
             None => self.up.forward(&y, self.curve.gelu(), mode)?,
+        };
+        let y = match masks.hidden.get(i).and_then(Option::as_ref) {
+            Some(mask) => dropped(&y, mask)?,
+            None => y,
         };
         self.down.onto(&x, &y, of_mlp, mode)
     }

@@ -6,11 +6,13 @@
 use crate::cost::{Cost, Count, check_layers, product};
 use crate::init::torch_uniform;
 use crate::layers::{config_error, images, trained};
-use crate::ops::{Activation, Conv2d, FeatureMap, Precision, assemble, conv2d, linear, mean_of_tokens};
+use crate::ops::{
+    Activation, Conv2d, FeatureMap, Precision, assemble, conv2d, linear, masked, mean_of_tokens,
+};
 use crate::registry::{Architecture, Config};
 use crate::transformer::{
     Block, Curve, Dropout, Linear, Masks, Names, Norm, NormKind, SPREAD, Style, View, check_heads,
-    check_positive, check_share, check_sizes,
+    check_positive, check_share, check_sizes, draw_mask,
 };
 use crate::{Mode, Model, Result, Task};
 use candle_core::Tensor;
@@ -69,6 +71,15 @@ pub struct VitConfig {
     /// The share of what enters the first block, and of what attention and linear layers add to it, that is dropped in training.
     /// Defaults to 0.
     pub dropout: f64,
+    /// The share of what enters the first block that is dropped in training, as timm calls it. Defaults to null, `dropout`.
+    pub pos_drop_rate: Option<f64>,
+    /// The share of what attention and linear layers add to the stream, and of what lies between the linear layers, that is dropped in
+    /// training. Defaults to null: `dropout` of what is added, and nothing between.
+    pub proj_drop_rate: Option<f64>,
+    /// The share of the shares of attention that is dropped in training. Defaults to null, none.
+    pub attn_drop_rate: Option<f64>,
+    /// The share of what the head looks at that is dropped in training. Defaults to null, none.
+    pub drop_rate: Option<f64>,
 }
 
 impl Default for VitConfig {
@@ -86,6 +97,10 @@ impl Default for VitConfig {
             norm_eps: 1e-6,
             activation: VitCurve::GeluExact,
             dropout: 0.0,
+            pos_drop_rate: None,
+            proj_drop_rate: None,
+            attn_drop_rate: None,
+            drop_rate: None,
         }
     }
 }
@@ -149,7 +164,15 @@ impl VitConfig {
             return Err(config_error(MODEL, "global_pool", message));
         }
         check_positive(MODEL, "norm_eps", self.norm_eps)?;
-        check_share(MODEL, "dropout", self.dropout)?;
+        for (key, share) in [
+            ("dropout", Some(self.dropout)),
+            ("pos_drop_rate", self.pos_drop_rate),
+            ("proj_drop_rate", self.proj_drop_rate),
+            ("attn_drop_rate", self.attn_drop_rate),
+            ("drop_rate", self.drop_rate),
+        ] {
+            check_share(MODEL, key, share.unwrap_or(0.0))?;
+        }
         check_layers(MODEL, "layers", Count(6) * Count::of(self.layers) + Count(3))
     }
 }
@@ -254,8 +277,11 @@ impl Vit {
         let x = conv2d(&FeatureMap::enter(input)?, &weight, Some(&bias), &options)?;
         let class = self.class.as_ref().map(|class| trained(class, mode));
         let mut x = assemble(&x, class.as_ref(), &trained(&self.positions, mode), masks.embedding.as_ref())?;
-        let view = View { causal: false, rotary: None, mode };
         for (i, block) in self.blocks.iter().enumerate() {
+            // Masks are of all tokens.
+            let last = i + 1 == self.blocks.len() && masks.leave_alone(i);
+            let only = (last && self.config.global_pool == Pool::Token).then_some(0);
+            let view = View { causal: false, rotary: None, only, mode };
             x = block.forward(&x, &view, masks, i, None)?;
         }
         let [_, _, tokens, _] = x.dims()?;
@@ -268,7 +294,10 @@ impl Vit {
             true => self.norm.forward(&mean_of_tokens(&x, seen)?, mode)?,
             false => mean_of_tokens(&self.norm.forward(&x, mode)?, seen)?,
         };
-        let x = x.leave()?.flatten_from(1)?;
+        let mut x = x.leave()?.flatten_from(1)?;
+        if let Some(mask) = &masks.head {
+            x = masked(&x, mask)?;
+        }
         let bias = self.head.bias.as_ref().map(|bias| trained(bias, mode));
         linear(&x, &trained(&self.head.weight, mode), bias.as_ref(), Activation::None)
     }
@@ -277,9 +306,22 @@ impl Vit {
 impl Model for Vit {
     fn logits(&mut self, input: &Tensor, mode: Mode) -> Result<Tensor> {
         let (images, tokens) = (input.dims().first().copied().unwrap_or_default(), self.positions.dim(1)?);
-        let p = self.config.dropout;
-        let dropout = Dropout { embedding: p, resid: p, attention: 0.0 };
-        let masks = dropout.draw(self.config.layers, [images, tokens, self.config.emb], self.place, mode)?;
+        let config = &self.config;
+        let shares = Dropout {
+            embedding: config.pos_drop_rate.unwrap_or(config.dropout),
+            resid: config.proj_drop_rate.unwrap_or(config.dropout),
+            attention: config.attn_drop_rate.unwrap_or(0.0),
+        };
+        let draw = |name: &str, p: Option<f64>, shape: &[usize]| {
+            draw_mask(name, p.unwrap_or(0.0), shape, self.place, mode)
+        };
+        let inner = [images, tokens, config.width()];
+        let hidden = (0..config.layers).map(|i| draw(&format!("hidden.{i}"), config.proj_drop_rate, &inner));
+        let masks = Masks {
+            hidden: hidden.collect::<Result<_>>()?,
+            head: draw("head", config.drop_rate, &[images, config.emb])?,
+            ..shares.draw(config.layers, [images, tokens, config.emb], self.place, mode)?
+        };
         self.forward(input, &masks, mode)
     }
 

@@ -86,6 +86,7 @@ fn convolutions_begin_as_the_identity_and_stay_what_they_are() {
 fn filters_are_saved_and_never_trained() {
     let (mut model, params, vars) = build(&small(), DType::F32);
     model.see_images(&images(10)).unwrap();
+    assert!(values(&vars["whiten.bias"]).iter().all(|bias| *bias == 0.0));
     let before = values(&vars["whiten.weight"]);
     let x = images(4).to_dtype(DType::F32).unwrap();
     let target = Tensor::new(&[0u32, 1, 4, 4], &Device::Cpu).unwrap();

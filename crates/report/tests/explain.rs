@@ -189,10 +189,70 @@ fn decgd_whose_vector_stands_still_is_momentum_with_a_rising_rate() {
 #[test]
 fn a_schedule_is_no_change_of_the_effective_rate() {
     let run = MadeUp {
-        all: |at| vec![("lr", 0.1 * (1.0 - 0.9 * at)), ("rate/sgdm", 0.1 * (1.0 - 0.9 * at))],
+        all: |at| {
+            let lr = 0.1 * (1.0 - 0.9 * at);
+            vec![("lr", lr), ("rate/sgdm", lr), ("r2/sgdm", 1.0)]
+        },
         ..MadeUp::default()
     };
-    assert_says(&run.says("rate"), &["stayed as it was (a factor of 1)"]);
+    assert_says(&run.says("rate"), &["stayed as it was (a factor of 1)", "R² 1.000 and 1.000"]);
+}
+
+#[test]
+fn a_rate_of_momentum_is_told_of_steps_that_are_momentums_alone() {
+    // The rate falls to a fifth.
+    fn with(r2: f64, at: f64) -> Vec<(&'static str, f64)> {
+        vec![("r2/sgdm", r2), ("rate/sgdm", 0.1 - 0.08 * at)]
+    }
+    let momentum = MadeUp { all: |at| with(0.7, at), ..MadeUp::default() };
+    assert_says(&momentum.says("rate"), &["fell by a factor of", "R² 0.700 and 0.700"]);
+    // Too poor in the end, at first, or not looked at.
+    let refused = |run: &MadeUp, r2: &str| {
+        let said = run.says("rate");
+        assert_says(&said, &["is not told", "the steps are not", r2, "where 0.7 is asked for"]);
+        assert!(!said[0].contains("factor"), "{said:?}");
+    };
+    let adam = MadeUp { all: |at| with(if at > 0.5 { 0.36 } else { 0.9 }, at), ..MadeUp::default() };
+    refused(&adam, "R² 0.900 at the first look, 0.360 in the last stage");
+    let late = MadeUp { all: |at| with(if at > 0.01 { 0.9 } else { 0.5 }, at), ..MadeUp::default() };
+    refused(&late, "R² 0.500 at the first look, 0.900 in the last stage");
+    refused(&MadeUp { all: |_| vec![("rate/sgdm", 0.1)], ..MadeUp::default() }, "R² not looked at");
+}
+
+#[test]
+fn the_rate_of_momentum_is_compared_where_the_steps_of_both_are_momentums() {
+    let said = |r2: fn(f64) -> Vec<(&'static str, f64)>| {
+        let a = MadeUp { all: r2, ..MadeUp::default() };
+        let b = MadeUp { all: |_| vec![("r2/sgdm", 0.9), ("rate/sgdm", 10.0)], ..MadeUp::default() };
+        [(&a, &b), (&b, &a)].map(|(a, b)| {
+            let said = explain::differences(&a.run(), &b.run()).into_iter().map(|s| s.text);
+            said.collect::<Vec<_>>().join("\n").contains("the rate of momentum descent is")
+        })
+    };
+    assert_eq!(said(|_| vec![("r2/sgdm", 0.7), ("rate/sgdm", 0.1)]), [true; 2]);
+    assert_eq!(said(|_| vec![("r2/sgdm", 0.69), ("rate/sgdm", 0.1)]), [false; 2]);
+    assert_eq!(said(|_| vec![("rate/sgdm", 0.1)]), [false; 2]);
+}
+
+#[test]
+fn a_rate_is_held_against_a_look_at_which_the_moments_have_settled() {
+    // A mean that is divided by 1 - 0.9ᵗ: a first step of ten times what it comes to, and nothing else that moves.
+    fn corrected(at: f64) -> Vec<(&'static str, f64)> {
+        let step = if at == 0.0 { 1.0 } else { 10.0 * (29.0 * at + 1.0) };
+        vec![("r2/sgdm", 0.9), ("momentum", 0.9), ("rate/sgdm", 0.1 / (1.0 - 0.9f64.powf(step)))]
+    }
+    let adam = MadeUp { optimizer: "{name: adam, lr: 0.1, beta1: 0.9}", all: corrected, ..MadeUp::default() };
+    // 0.9²³ is the first below 1 - 1/1.1; looks are at every tenth step.
+    assert_says(&adam.says("rate"), &["at step 30", "stayed as it was"]);
+    let inside = MadeUp { optimizer: "{name: lookahead, inner: {name: adam, lr: 0.1, beta1: 0.9}}", ..adam };
+    assert_says(&inside.says("rate"), &["at step 30", "stayed as it was"]);
+    // Momentum that is a sum needs no such time: what changes at once is told.
+    let sum = MadeUp { optimizer: "{name: decgd, lr: 0.1, momentum: 0.9}", ..inside };
+    assert_says(&sum.says("rate"), &["at the first look", "fell by a factor of 10"]);
+    // A schedule that begins at 0 has no rate there.
+    let warm =
+        MadeUp { all: |at| [corrected(at), vec![("lr", at), ("rate/sgdm", 2.0 * at)]].concat(), ..sum };
+    assert_says(&warm.says("rate"), &["at step 20", "stayed as it was (a factor of 1)"]);
 }
 
 #[test]
@@ -357,7 +417,14 @@ fn noise_is_held_against_the_batch() {
 #[test]
 fn the_first_sign_of_instability_is_found_with_its_step_and_its_layer() {
     let calm = MadeUp::default();
-    assert_says(&calm.says("unstable"), &["never became unstable", "30 looks"]);
+    assert_says(&calm.says("unstable"), &["never became unstable", "30 looks", "never above that median"]);
+    // A rise of a fifth of the first loss over the median of five is none, and is told.
+    let restless =
+        MadeUp { all: |at| vec![("loss", if at > 0.99 { 2.4 } else { 2.0 })], ..MadeUp::default() };
+    assert_says(
+        &restless.says("unstable"),
+        &["never became unstable", "The most was 0.4 at step 300, 20 %."],
+    );
     // The loss jumps at the look at 0.69 (step 210), the head's updates grow two looks before.
     fn head(name: &str, at: f64) -> Vec<(&'static str, f64)> {
         let grows = if name == "head.bias" && at > 0.6 { 8.0 } else { 1.0 };

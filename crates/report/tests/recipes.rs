@@ -47,7 +47,7 @@ impl Names {
         ("aegd", "c weight_decay"),
     ];
     const MODELS: [(&str, &str); 9] = [
-        ("airbench", ""),
+        ("airbench", "widths"),
         ("gpt", "layers heads emb block dropout"),
         ("mlp", "hidden"),
         ("resnet", "num_blocks widths conv"),

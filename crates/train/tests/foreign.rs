@@ -124,3 +124,79 @@ fn a_mean_over_the_targets_that_count_is_not_taken_of_parts() {
     }
     attempt(GPT, &["train.steps=1", "model.ignore_index=3"], folder.path()).unwrap();
 }
+
+/// Text by characters in files of its own.
+fn letters(folder: &Path, texts: [(&str, String); 3]) -> String {
+    let file = |(name, text): (&str, String)| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        format!("{name}: {}", path.display())
+    };
+    let files = texts.map(file).join(", ");
+    format!(
+        "
+data: {{name: text, by: char, {files}, batch_size: 4, eval_batch_size: 2}}
+model: {{name: gpt, layers: 1, heads: 2, emb: 8, block: 8, ignore_index: 1}}
+optimizer: {{name: adam, lr: 0.1}}
+train: {{steps: 3, windows: {{length: 8}}}}
+"
+    )
+}
+
+#[test]
+fn evaluations_are_means_over_the_targets_that_count() {
+    let folder = tempfile::tempdir().unwrap();
+    // `a` is the most frequent letter, and has the number 1 after <unk>.
+    let mixed = "aabcadaaebacad".repeat(9);
+    let uneven =
+        format!("bcdebcde{}{}bcdeaabe{}", "a".repeat(40), "eaaaaaaa".repeat(3), "bacaadae".repeat(3));
+    let texts = [("train", mixed.clone()), ("valid", mixed.clone()), ("test", uneven)];
+    let recipe = letters(folder.path(), texts);
+    let values = |batch: usize| {
+        let run = attempt(&recipe, &[&format!("data.eval_batch_size={batch}")], folder.path()).unwrap();
+        run.records.iter().rev().find(|record| record.split == Split::Test).unwrap().values.clone()
+    };
+    // All windows at once: one mean. One at a time: some have no target that counts.
+    let (together, apart) = (values(100), values(1));
+    for (name, value) in &together {
+        assert!((apart[name] / value - 1.0).abs() < 1e-6, "{name}: {value} {}", apart[name]);
+    }
+    assert!((together["bits_per_char"] * std::f64::consts::LN_2 / together["loss"] - 1.0).abs() < 1e-12);
+
+    let only = "a".repeat(40);
+    let texts = [("train", mixed.clone()), ("valid", mixed.clone()), ("test", only.clone())];
+    let refused = attempt(&letters(folder.path(), texts), &[], folder.path()).unwrap_err().to_string();
+    assert!(
+        refused.contains("one target that is not ignored (`model.ignore_index`), found none in the test"),
+        "{refused}"
+    );
+    let texts = [("train", only + &"a".repeat(200) + "b"), ("valid", mixed.clone()), ("test", mixed)];
+    let refused = attempt(&letters(folder.path(), texts), &[], folder.path()).unwrap_err().to_string();
+    assert!(
+        refused.contains("at least one target that is not ignored") && refused.contains("all ignored"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn training_lines_are_means_over_the_targets_that_count() {
+    let folder = tempfile::tempdir().unwrap();
+    // In order, one window a batch: the first has two targets that count, the others seven.
+    let uneven = format!("{}bb{}", "a".repeat(7), "abcdebcd".repeat(5));
+    let even = "abcdebcd".repeat(6);
+    let recipe = letters(folder.path(), [("train", uneven), ("valid", even.clone()), ("test", even)]);
+    let whole = |batch: usize| {
+        let set = [
+            "train.steps=null",
+            "train.epochs=1",
+            "train.windows.order=sequential",
+            "optimizer.lr=1e-30",
+            "data.max_vocab=5",
+            &format!("data.batch_size={batch}"),
+        ];
+        let run = attempt(&recipe, &set, folder.path()).unwrap();
+        run.records.iter().find(|record| record.split == Split::Train).unwrap().values["loss"]
+    };
+    let (one, three) = (whole(1), whole(3));
+    assert!((one / three - 1.0).abs() < 1e-6, "{one} {three}");
+}

@@ -243,12 +243,14 @@ fn runs_of_known_optimizers_are_nearest_to_themselves() {
 fn descent_diverges_where_the_stability_ratio_passes_one() {
     let folder = tempfile::tempdir().unwrap();
     let quadratic = || json!({"name": "quadratic", "n": 12, "condition": 20.0});
-    // 2/λ = 0.1 without momentum, 2(1 + β)/λ = 0.19 with β = 0.9.
+    // 2/λ = 0.1 without momentum, 2(1 + β)/λ = 0.19 with β = 0.9, 2(1 + β)/(1 + 2β)/λ = 0.0679 where it looks ahead.
     let cases = [
         (json!({"name": "sgd", "lr": 0.098}), false),
         (json!({"name": "sgd", "lr": 0.104}), true),
         (json!({"name": "sgdm", "momentum": 0.9, "lr": 0.185}), false),
         (json!({"name": "sgdm", "momentum": 0.9, "lr": 0.195}), true),
+        (json!({"name": "nag", "momentum": 0.9, "lr": 0.066}), false),
+        (json!({"name": "nag", "momentum": 0.9, "lr": 0.070}), true),
     ];
     for (optimizer, diverges) in cases {
         let seen = minimise(quadratic(), optimizer.clone(), 300, folder.path());
@@ -256,6 +258,31 @@ fn descent_diverges_where_the_stability_ratio_passes_one() {
         assert_eq!(last > first, diverges, "{optimizer}: {first} to {last}");
         assert_eq!(seen[0].all["stability"] > 1.0, diverges, "{optimizer}: {}", seen[0].all["stability"]);
     }
+}
+
+#[test]
+fn products_of_bf16_leave_alpha_as_it_is_and_no_sharpness() {
+    const MLP: &str = "
+data: {name: synthetic-images, batch_size: 64, train: 64, test: 8, classes: 4}
+model: {name: mlp, hidden: [64]}
+optimizer: {name: sgdm, lr: 0.05}
+train: {steps: 4, probe: {every: 1, what: [all]}}
+";
+    let seen = |precision: &str| {
+        let runs = tempfile::tempdir().unwrap();
+        sights(&train(&recipe(MLP, &[&format!("train.precision={precision}")]), runs.path()))
+    };
+    for (exact, rounded) in seen("f32").iter().zip(&seen("bf16")) {
+        let (exact, rounded, step) = (&exact.all, &rounded.all, exact.step);
+        assert!((exact["alpha"] - rounded["alpha"]).abs() < 0.05, "step {step}: α {}", rounded["alpha"]);
+        assert!(exact.contains_key("sharpness") && exact.contains_key("stability"), "step {step}");
+        assert!(!rounded.contains_key("sharpness") && !rounded.contains_key("stability"), "step {step}");
+    }
+    let asked = recipe(MLP, &["train.precision=bf16", "train.probe={every: 1, what: [sharpness]}"]);
+    let runs = tempfile::tempdir().unwrap();
+    let options = Options { runs: runs.path().into(), show: Show::Quiet, ..Default::default() };
+    let error = run::run(&asked, &Registries::default(), &options).unwrap_err().to_string();
+    assert!(error.contains("train.precision: f32") && error.contains("sharpness"), "{error}");
 }
 
 #[test]

@@ -52,16 +52,12 @@ pub use rotary::{Angles, rotary};
 pub use swiglu::swiglu;
 pub use tokens::{assemble, embed, mean_of_tokens};
 
-pub(crate) use precision::arithmetic;
+#[doc(hidden)]
+pub use precision::with_isa;
+pub(crate) use precision::{arithmetic, isa};
 
 use crate::Error;
-use crate::kernels::Isa;
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
-
-/// The instruction set that kernels are chosen by.
-pub(crate) fn isa() -> crate::Result<Isa> {
-    Ok(Isa::detect()?)
-}
 
 /// The elements of a contiguous CPU operand.
 pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {

@@ -1,9 +1,13 @@
 //! The networks as a trainer and a reader use them.
-use crate::common::{near, values};
-use candle_core::{DType, Device, Tensor};
+use crate::common::{check_gradients, near, values};
+use candle_core::{DType, Device, Tensor, Var};
 use serde_json::{Value, json};
+use std::collections::HashMap;
+use taper_models::gpt::Masks;
+use taper_models::ops::Mask;
 use taper_models::registry::Cost;
 use taper_models::rng::Rng;
+use taper_models::vit::{Vit, VitConfig};
 use taper_models::{Error, Mode, Model, Params, Registry, Result, Task};
 
 const TEXT: Task = Task::Tokens { vocab: 13 };
@@ -125,15 +129,92 @@ fn parts_of_a_batch_add_up_to_the_whole_with_every_dropout() {
         let other = model.loss(&input, &target, Mode::Train { seed: 1, step: 8 }).unwrap().total;
         assert_ne!(values(&other)[0], whole.0);
     }
-    let (mut model, params) =
-        build("vit", json!({"layers": 1, "heads": 2, "emb": 8, "dropout": 0.3}), IMAGES, DType::F32).unwrap();
-    let (input, target) = (images(4), Tensor::new(&[0u32, 1, 4, 2], &Device::Cpu).unwrap());
-    let mut part = |first: usize, count: usize| {
-        model.set_place(first);
-        let cut = |t: &Tensor| t.narrow(0, first, count).unwrap().contiguous().unwrap();
-        step(&mut *model, &params, &cut(&input), &cut(&target)).0
+    for shares in [
+        json!({"dropout": 0.3}),
+        json!({"pos_drop_rate": 0.3, "proj_drop_rate": 0.2, "attn_drop_rate": 0.4, "drop_rate": 0.3}),
+    ] {
+        let mut config = json!({"layers": 1, "heads": 2, "emb": 8});
+        config.as_object_mut().unwrap().extend(shares.as_object().unwrap().clone());
+        let (mut model, params) = build("vit", config, IMAGES, DType::F32).unwrap();
+        let (input, target) = (images(4), Tensor::new(&[0u32, 1, 4, 2], &Device::Cpu).unwrap());
+        let mut part = |first: usize, count: usize| {
+            model.set_place(first);
+            let cut = |t: &Tensor| t.narrow(0, first, count).unwrap().contiguous().unwrap();
+            step(&mut *model, &params, &cut(&input), &cut(&target)).0
+        };
+        assert!((part(0, 4) - (part(0, 1) + 3.0 * part(1, 3)) / 4.0).abs() < 1e-6, "{shares}");
+    }
+}
+
+#[test]
+fn each_share_of_a_vision_transformer_drops_what_it_says_and_in_training_alone() {
+    let logits = |shares: Value, mode: Mode| {
+        let mut config = json!({"layers": 1, "heads": 2, "emb": 8});
+        config.as_object_mut().unwrap().extend(shares.as_object().unwrap().clone());
+        let (mut model, _) = build("vit", config, IMAGES, DType::F32).unwrap();
+        values(&model.logits(&images(3), mode).unwrap())
     };
-    assert!((part(0, 4) - (part(0, 1) + 3.0 * part(1, 3)) / 4.0).abs() < 1e-6);
+    let plain = logits(json!({}), TRAIN);
+    let mut seen = vec![plain.clone()];
+    for key in ["dropout", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_rate"] {
+        let with = |mode| logits(json!({key: 0.4}), mode);
+        assert_eq!(with(Mode::Eval), plain, "{key}");
+        assert_eq!(logits(json!({key: 0.0}), TRAIN), plain, "{key}");
+        let dropped = with(TRAIN);
+        assert!(!seen.contains(&dropped), "{key} drops what another does");
+        assert_ne!(with(Mode::Train { seed: 1, step: 8 }), dropped, "{key} at another step");
+        seen.push(dropped);
+    }
+    // A key that is given is what counts, and `dropout` is for those that are not.
+    let both = json!({"dropout": 0.4, "pos_drop_rate": 0.0, "proj_drop_rate": 0.0});
+    assert_eq!(logits(both, TRAIN), plain);
+    let none =
+        json!({"pos_drop_rate": null, "proj_drop_rate": null, "attn_drop_rate": null, "drop_rate": null});
+    assert_eq!(logits(none, TRAIN), plain);
+}
+
+#[test]
+fn what_is_dropped_between_linear_layers_and_before_the_head_is_gone_from_values_and_gradients() {
+    let config = VitConfig { layers: 2, heads: 2, emb: 4, hidden: Some(3), ..VitConfig::default() };
+    let task = Task::Images { height: 4, width: 8, channels: 1, classes: 3 };
+    let params = Params::new(4);
+    let model = Vit::new(config, task, params.builder(DType::F64, &Device::Cpu)).unwrap();
+    let vars: HashMap<String, Var> = params.vars().into_iter().collect();
+    for (name, var) in &vars {
+        var.set(&crate::common::var(name, var.dims())).unwrap();
+    }
+    let input = crate::common::var("images", &[2, 4, 8, 1]);
+    let logits = |masks: &Masks| model.forward(&input, masks, TRAIN).unwrap();
+    let mask = |shape: &[usize], keep: fn(usize) -> bool| {
+        let count = shape.iter().product();
+        let factors: Vec<f64> = (0..count).map(|i| if keep(i) { 2.0 } else { 0.0 }).collect();
+        Some(Mask::from_tensor(&Tensor::from_vec(factors, shape, &Device::Cpu).unwrap()).unwrap())
+    };
+    // Two patches and the class token.
+    let inner = |keep| mask(&[2, 3, 3], keep);
+    let some = Masks {
+        hidden: vec![inner(|i| i % 3 != 1), None],
+        head: mask(&[2, 4], |i| i != 2),
+        ..Masks::default()
+    };
+    let watched = [
+        "blocks.0.mlp.fc1.weight",
+        "blocks.0.mlp.fc2.weight",
+        "blocks.1.mlp.fc1.bias",
+        "head.weight",
+        "cls_token",
+    ];
+    check_gradients("vit", &watched.map(|name| &vars[name]), || logits(&some));
+
+    // Nothing comes through what is all dropped.
+    let none = Masks { head: mask(&[2, 4], |_| false), ..Masks::default() };
+    let bias = vars["head.bias"].as_tensor().broadcast_as((2, 3)).unwrap();
+    near("head", &logits(&none), &bias, 0.0);
+    let none = Masks { hidden: vec![None, inner(|_| false)], ..Masks::default() };
+    let without = logits(&none);
+    let fc2 = &vars["blocks.1.mlp.fc2.weight"];
+    fc2.set(&fc2.zeros_like().unwrap()).unwrap();
+    near("hidden", &without, &logits(&Masks::default()), 1e-14);
 }
 
 #[test]
@@ -309,6 +390,10 @@ fn sizes_that_make_no_sense_are_refused_with_their_key() {
         ("vit", json!({"patch": u64::MAX}), "patch"),
         ("vit", json!({"class_token": false}), "global_pool"),
         ("vit", json!({"dropout": 1.5}), "dropout"),
+        ("vit", json!({"pos_drop_rate": 1.0}), "pos_drop_rate"),
+        ("vit", json!({"proj_drop_rate": -0.1}), "proj_drop_rate"),
+        ("vit", json!({"attn_drop_rate": 2}), "attn_drop_rate"),
+        ("vit", json!({"drop_rate": 1}), "drop_rate"),
         ("vit", json!({"layers": 0}), "layers"),
         ("vit", json!({"emb": 1u64 << 60, "heads": 1}), "emb"),
     ] {

@@ -54,6 +54,8 @@ pub type Figures = BTreeMap<String, f64>;
 pub struct Shadow {
     /// β of momentum b ← βb + g, which is Adam's β₁ too. With 0 b is the gradient.
     pub momentum: f64,
+    /// Whether momentum descent looks ahead, as Nesterov's: its direction is g + βb in the place of b.
+    pub nesterov: bool,
     /// Adam's β₂.
     pub beta2: f64,
     /// Adam's ε.
@@ -66,7 +68,7 @@ pub struct Shadow {
 
 impl Default for Shadow {
     fn default() -> Self {
-        Self { momentum: 0.9, beta2: 0.999, eps: 1e-8, c: None, decays: false }
+        Self { momentum: 0.9, nesterov: false, beta2: 0.999, eps: 1e-8, c: None, decays: false }
     }
 }
 
@@ -94,11 +96,27 @@ impl Shadow {
         let standard = Self::default();
         Self {
             momentum: fraction(&["momentum", "beta1"], 0.0),
+            nesterov: config.get("nesterov") == Some(&Value::Bool(true)),
             beta2: fraction(&["beta2"], standard.beta2),
             eps: number(&["eps"]).filter(|eps| *eps >= 0.0).unwrap_or(standard.eps),
             c: number(&["c"]).filter(|_| needs_loss),
             decays: number(&["weight_decay"]).is_some_and(|decay| decay != 0.0),
         }
+    }
+
+    /// The rate times sharpness from which on momentum descent diverges on a quadratic: 2 (1 + β), and of Nesterov's momentum
+    /// 2 (1 + β) / (1 + 2β). There -1 is a root of the characteristic polynomial of the iteration.
+    ///
+    /// ```
+    /// use taper_optim::Shadow;
+    ///
+    /// let heavy_ball = Shadow { momentum: 0.5, ..Shadow::default() };
+    /// assert_eq!(heavy_ball.threshold(), 3.0);
+    /// assert_eq!(Shadow { nesterov: true, ..heavy_ball }.threshold(), 1.5);
+    /// ```
+    pub fn threshold(&self) -> f64 {
+        let beta = self.momentum;
+        2.0 * (1.0 + beta) / if self.nesterov { 1.0 + 2.0 * beta } else { 1.0 }
     }
 }
 
@@ -151,8 +169,28 @@ impl<T: Real> Kept<T> {
     }
 }
 
-/// Elements of a parameter whose rates are told: evenly spaced, all of a small one.
+/// Elements of a parameter whose rates are told; all of a small one.
 const SAMPLE: usize = 1024;
+
+/// The places of a sample of `n` elements: as many stretches of nearly equal length, and one place of each, by a hash of the
+/// stretch's number. Evenly spaced places would see some columns or kernel positions of a tensor only.
+fn places(n: usize) -> impl ExactSizeIterator<Item = usize> {
+    let count = n.min(SAMPLE);
+    let begins = move |k: usize| (k as u128 * n as u128 / count as u128) as usize;
+    (0..count).map(move |k| {
+        let length = begins(k + 1) - begins(k);
+        begins(k) + (mixed(k as u64) % length as u64) as usize
+    })
+}
+
+/// The bits of a number, mixed: the finalizer of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014).
+fn mixed(number: u64) -> u64 {
+    let mut z = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 /// The quantiles of rates.
 const RATES: [(&str, f64); 5] =
     [("rate_p01", 0.01), ("rate_p25", 0.25), ("rate_p50", 0.5), ("rate_p75", 0.75), ("rate_p99", 0.99)];
@@ -247,6 +285,7 @@ impl Microscope {
                 scale: context.grad_scale,
                 limit: context.grad_limit,
                 beta: shadow.momentum,
+                looks_ahead: shadow.nesterov,
                 beta2: shadow.beta2,
                 rest2: 1.0 - shadow.beta2,
                 mean: (1.0 - shadow.momentum) / bias_correction(shadow.momentum, t),
@@ -462,8 +501,7 @@ impl Param {
         fn of<T: Real + WithDType>(kept: &Kept<T>, var: &Var) -> Result<Vec<(f64, f64)>> {
             let (storage, layout) = var.storage_and_layout();
             let after = slice::<T>(&storage, layout)?;
-            let stride = after.len().div_ceil(SAMPLE).max(1);
-            let places = (0..after.len()).step_by(stride);
+            let places = places(after.len());
             let weight = after.len() as f64 / places.len().max(1) as f64;
             let rate = |i: usize| {
                 let momentum = Real::to_f64(kept.momentum[i]).abs();

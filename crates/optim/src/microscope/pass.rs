@@ -12,13 +12,13 @@ use crate::sums::CHUNK;
 
 /// Independent sums, so that additions need not wait for each other.
 const LANES: usize = 16;
-/// Elements whose products are added in the precision of the parameter; ten such blocks of f32 stay in the L1 cache.
+/// Elements whose products are added in the precision of the parameter; eleven such blocks of f32 stay in the L1 cache.
 const BLOCK: usize = 512;
 
 /// How many sums there are.
 pub(super) const SUMS: usize = 18;
-/// What is summed: products of the update u, the parameter w before the step, the gradient g, momentum b, its signs s, Adam's
-/// direction a and momentum r of ∇√(f + c).
+/// What is summed: products of the update u, the parameter w before the step, the gradient g, momentum b (ahead of it g + βb, if it
+/// looks ahead), its signs s, Adam's direction a and momentum r of ∇√(f + c).
 pub(super) const UU: usize = 0;
 pub(super) const WW: usize = 1;
 pub(super) const UW: usize = 2;
@@ -47,6 +47,8 @@ pub(super) struct Scalars<T> {
     pub scale: T,
     pub limit: T,
     pub beta: T,
+    /// Whether momentum descent goes by g + βb in the place of b.
+    pub looks_ahead: bool,
     pub beta2: T,
     pub rest2: T,
     /// Momentum to Adam's corrected mean, and root of the squares to their corrected root.
@@ -66,6 +68,7 @@ impl Scalars<f64> {
             scale: of(self.scale),
             limit: of(self.limit),
             beta: of(self.beta),
+            looks_ahead: self.looks_ahead,
             beta2: of(self.beta2),
             rest2: of(self.rest2),
             mean: of(self.mean),
@@ -155,12 +158,12 @@ fn blocks<T: Real, const LOOK: bool, const ROOT: bool>(
     sums: &mut [f64; SUMS],
 ) {
     let zero = T::from_f64(0.0);
-    let mut scratch = [[zero; BLOCK]; 4];
+    let mut scratch = [[zero; BLOCK]; 5];
     let mut roots = moments.root.chunks_mut(BLOCK);
     let of_g = g.chunks(BLOCK).zip(moments.momentum.chunks_mut(BLOCK).zip(moments.square.chunks_mut(BLOCK)));
     for ((g, (b, q)), (w, x)) in of_g.zip(step.before.chunks(BLOCK).zip(step.after.chunks(BLOCK))) {
         let r: &mut [T] = if ROOT { roots.next().unwrap_or_default() } else { &mut [] };
-        let [clipped, u, sign, a] = &mut scratch;
+        let [clipped, u, sign, a, ahead] = &mut scratch;
         let clipped = &mut clipped[..g.len()];
         for (to, g) in clipped.iter_mut().zip(g) {
             *to = (*g * scalars.scale).at_most(scalars.limit).at_least(-scalars.limit);
@@ -169,7 +172,14 @@ fn blocks<T: Real, const LOOK: bool, const ROOT: bool>(
         if LOOK {
             let (u, sign, a) = (&mut u[..g.len()], &mut sign[..g.len()], &mut a[..g.len()]);
             directions(scalars, (w, x), (b, q), (u, sign, a));
-            let (g, b, r): (&[T], &[T], &[T]) = (clipped, b, r);
+            let (g, mut b, r): (&[T], &[T], &[T]) = (clipped, b, r);
+            if scalars.looks_ahead {
+                let ahead = &mut ahead[..g.len()];
+                for ((ahead, g), b) in ahead.iter_mut().zip(g).zip(b) {
+                    *ahead = *g + scalars.beta * *b;
+                }
+                b = ahead;
+            }
             let pairs: [(&[T], &[T]); SUMS] = [
                 (u, u),
                 (w, w),
@@ -274,6 +284,7 @@ mod tests {
             scale: 0.5,
             limit: 0.75,
             beta: 0.9,
+            looks_ahead: false,
             beta2: 0.99,
             rest2: 0.01,
             mean: 0.1 / 0.19,
@@ -295,6 +306,7 @@ mod tests {
             let r = s.beta * r + s.half_inverse_root * g;
             let (u, sign) = (x - w, if b == 0.0 { 0.0 } else { b.signum() });
             let a = s.mean * b / (q.sqrt() * s.root + s.eps);
+            let (moment, b) = (b, if s.looks_ahead { g + s.beta * b } else { b });
             let pairs = [
                 (u, u),
                 (w, w),
@@ -322,7 +334,7 @@ mod tests {
                 let part = *sum - before;
                 *lost += (before - (*sum - part)) + (new - part);
             }
-            all.0.push(b);
+            all.0.push(moment);
             all.1.push(q);
             all.2.push(r);
         }
@@ -338,8 +350,9 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_single_elements_whatever_the_length_and_the_threads() {
-        let s = scalars();
-        for n in [0, 1, 7, 8, 9, 511, 512, 513, 40_000, 100_003] {
+        let lengths = [0, 1, 7, 8, 9, 511, 512, 513, 40_000, 100_003];
+        for (n, looks_ahead) in lengths.into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let s = Scalars { looks_ahead, ..scalars() };
             let (want, momentum, square, root) = plainly(&s, n);
             let of = |k: usize| -> Vec<f64> {
                 let pick = |i| {

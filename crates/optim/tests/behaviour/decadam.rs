@@ -5,7 +5,7 @@ use candle_core::{DType, Var};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use taper_kernels::compare::largest_difference;
-use taper_optim::{Group, Load, Optimizer, Registry, StepContext};
+use taper_optim::{Domain, Group, Load, Optimizer, Registry, StepContext};
 
 /// One step's share of a run.
 #[derive(Clone)]
@@ -101,11 +101,13 @@ prop_compose! {
         ams: bool,
         v_floor in prop::option::of(-0.5f64..1.0),
         freeze_v in prop::bool::weighted(0.2),
+        previous in prop::option::weighted(0.3, Just("stored")),
     ) -> Map<String, Value> {
+        let previous = previous.filter(|_| !ams);
         let weight_decay = if decay == "none" { 0.0 } else { lambda };
         map(json!({
             "decay": decay, "weight_decay": weight_decay, "c": c, "ams": ams, "v_floor": v_floor, "freeze_v": freeze_v,
-            "beta2": 0.99, "eps": 1e-3,
+            "previous": previous, "beta2": 0.99, "eps": 1e-3,
         }))
     }
 }
@@ -224,6 +226,28 @@ fn a_group_has_its_own_numbers_and_saved_state_continues_to_the_bit() {
         assert_eq!(bits(a), bits(b));
     }
     assert_ne!(bits(&params[0].1), bits(&params[1].1));
+}
+
+#[test]
+fn a_stored_iterate_sees_what_a_projection_did() {
+    // A steady push against the wall: nothing moves, so that v stays; without the iterate v would follow the steps as taken.
+    let v = |config: Value| {
+        let x = var(&[1.0], DType::F64);
+        let mut optimizer = build("decadam", &x, &map(config));
+        for _ in 0..50 {
+            take(&mut *optimizer, &x, &Step { gradient: vec![-1.0], loss: 0.0, lr: 0.1, momentum: 0.5 });
+            Domain::Box { low: -1.0, high: 1.0 }.project([&x]).unwrap();
+            assert_eq!(values(&x), [1.0]);
+        }
+        values(&optimizer.state_dict().unwrap().tensors["x.v"])[0]
+    };
+    assert_eq!(v(json!({"previous": "stored"})), 1.0);
+    assert!(v(json!({})) < 0.5);
+    // Both would take the fourth buffer.
+    let x = vec![("x".to_owned(), var(&[1.0], DType::F64))];
+    let both = map(json!({"previous": "stored", "ams": true}));
+    let error = Registry::builtin().build("decadam", x, &both).err().unwrap().to_string();
+    assert!(error.contains("previous") && error.contains("ams"), "{error}");
 }
 
 #[test]

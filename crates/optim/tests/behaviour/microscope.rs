@@ -126,6 +126,79 @@ fn an_optimizer_without_momentum_is_looked_at_without_momentum() {
 }
 
 #[test]
+fn nesterovs_momentum_is_momentum_descent_that_looks_ahead() {
+    for (name, config) in [
+        ("nag", json!({"lr": 0.03, "momentum": 0.8})),
+        ("sgdm", json!({"lr": 0.03, "momentum": 0.8, "nesterov": true})),
+        ("lookahead", json!({"k": 9, "inner": {"name": "nag", "lr": 0.03, "momentum": 0.8}})),
+    ] {
+        let mut watched = Watched::new(name, config, DType::F64);
+        let seen = watched.steps(6);
+        let (nearest, r2, rate) = nearest_of(&seen);
+        assert_eq!(nearest, "sgdm", "{name}");
+        assert!(1.0 - r2 < 1e-12 && (rate / 0.03 - 1.0).abs() < 1e-12, "{name}: {r2} {rate}");
+        assert!((watched.microscope.shadow().threshold() - 3.6 / 2.6).abs() < 1e-15, "{name}");
+    }
+    // Without looking ahead a fit is what is left.
+    let config = json!({"lr": 0.03, "momentum": 0.8});
+    let heavy = Watched::new("sgdm", config, DType::F64);
+    assert!((heavy.microscope.shadow().threshold() - 3.6).abs() < 1e-15);
+}
+
+#[test]
+fn rates_of_a_sample_are_those_of_the_tensor_whatever_its_pattern() {
+    // Rates by kernel position, column, row and both; the sizes are such that even strides would see few of them.
+    let patterns: [(&[usize], fn(usize) -> f64); 5] = [
+        (&[64, 32, 3, 3], |i| 1.0 + (i % 9) as f64),
+        (&[100, 784], |i| 1.0 + (i % 784) as f64),
+        (&[784, 100], |i| 1.0 + (i / 100) as f64),
+        (&[512, 512], |i| if i % 512 < 5 { 50.0 } else { 1.0 + (i % 8) as f64 }),
+        (&[37, 40], |i| 1.0 + (i % 2) as f64),
+    ];
+    let mut everything = Vec::new();
+    let (mut params, mut grads) = (Vec::new(), GradStore::default());
+    for (place, (shape, _)) in patterns.iter().enumerate() {
+        let zeros = Tensor::zeros(*shape, DType::F64, &Device::Cpu).unwrap();
+        let var = Var::from_tensor(&zeros).unwrap();
+        grads.insert(&var, zeros.ones_like().unwrap());
+        params.push((place.to_string(), var));
+    }
+    let shadow = Shadow { momentum: 0.0, ..Shadow::default() };
+    let mut microscope = Microscope::new(params.clone(), shadow).unwrap();
+    microscope.before().unwrap();
+    let mut each = Vec::new();
+    for ((shape, rate), (_, var)) in patterns.iter().zip(&params) {
+        let rates: Vec<f64> = (0..var.elem_count()).map(rate).collect();
+        let down: Vec<f64> = rates.iter().map(|rate| -rate).collect();
+        var.set(&Tensor::from_vec(down, *shape, &Device::Cpu).unwrap()).unwrap();
+        everything.extend(rates.iter().copied());
+        each.push(rates);
+    }
+    let seen = microscope.after(&grads, &StepContext::new()).unwrap();
+    let near = |mut rates: Vec<f64>, figures: &taper_optim::Figures, what: &str| {
+        rates.sort_by(f64::total_cmp);
+        let at = |q: f64| rates[((q.clamp(0.0, 1.0) * rates.len() as f64) as usize).min(rates.len() - 1)];
+        for (name, q) in [
+            ("rate_p01", 0.01),
+            ("rate_p25", 0.25),
+            ("rate_p50", 0.5),
+            ("rate_p75", 0.75),
+            ("rate_p99", 0.99),
+        ] {
+            // Three standard deviations of a quantile's rank in a sample of 1024.
+            let off = 3.0 * (q * (1.0 - q) / 1024f64).sqrt();
+            let (low, high) = (at(q - off), at(q + off));
+            let found = figures[name];
+            assert!((low..=high).contains(&found), "{what}, {name}: {found}, not {low} to {high}");
+        }
+    };
+    for (place, rates) in each.into_iter().enumerate() {
+        near(rates, &seen.params[&place.to_string()], &format!("pattern {place}"));
+    }
+    near(everything, &seen.all, "all");
+}
+
+#[test]
 fn lion_whose_rates_are_one_goes_by_the_signs_of_momentum() {
     // With β₁ = β₂ the mean whose signs it takes is (1 - β) times the sum b.
     let config = json!({"lr": 0.004, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0});

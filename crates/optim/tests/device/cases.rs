@@ -103,6 +103,7 @@ pub fn all() -> Vec<Box<dyn Case>> {
         of::<decadam::DecAdamRule>(json!({"weight_decay": 0.1, "decay": "decoupled"})),
         of::<decadam::DecAdamRule>(json!({"ams": true, "weight_decay": 0.1, "decay": "l2", "v_floor": 1.1})),
         of::<decadam::DecAdamRule>(json!({"second_moment": false, "eps": 0.0})),
+        of::<decadam::DecAdamRule>(json!({"previous": "stored", "weight_decay": 0.1, "decay": "decoupled"})),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! The sentences of a page, each chosen by a rule with its numbers. docs/microscope.md states the rules.
 use super::trace::{Explained, Nearest, Stage, median};
+use serde_json::Value;
 use taper_figures::plot::short;
 use taper_train::run::{Sight, Status};
 
@@ -130,27 +131,76 @@ fn nearest(run: &Explained) -> Vec<Sentence> {
     each.collect()
 }
 
-/// The fitted rate of momentum descent at the first look and in the last stage, by itself and as so many times the learning rate,
-/// and what it changed by for one learning rate.
-struct Drift {
+/// The fitted rate of momentum descent at a look near the beginning and in the last stage, by itself and as so many times the
+/// learning rate, and what it changed by for one learning rate.
+struct Drift<'a> {
+    first: Stage<'a>,
+    last: Stage<'a>,
     rates: (f64, f64),
     times: (f64, f64),
     factor: f64,
 }
 
-fn drift(run: &Explained) -> Option<Drift> {
-    let (first, last) = (Stage(run.sights.get(..1)?), late(run)?);
+impl Drift<'_> {
+    /// Whether steps are those of momentum descent at both ends: else a rate of it says nothing of them.
+    fn is_momentums(&self) -> bool {
+        not_momentum(&self.first).is_none() && not_momentum(&self.last).is_none()
+    }
+
+    /// The look at the beginning, for people.
+    fn when(&self, run: &Explained) -> String {
+        match self.first.steps().0 {
+            step if run.sights.first().is_some_and(|sight| sight.step == step) => "the first look".to_owned(),
+            step => format!("step {step}"),
+        }
+    }
+}
+
+/// The look that later rates are held against: the first that has one. An optimizer that divides its mean by 1 - β₁ᵗ steps by a
+/// gradient at first and by a tenth of a sum in the end, so that its rate falls by itself: of such a one the first look at which
+/// that has passed.
+fn reference(run: &Explained) -> Option<Stage<'_>> {
+    let mut hyper = &run.run.recipe.optimizer.hyper;
+    while let Some(inner) = hyper.get("inner").and_then(Value::as_object) {
+        hyper = inner;
+    }
+    let corrects = hyper.contains_key("beta1");
+    let above_zero = |sight: &Sight, name: &str| sight.all.get(name).is_some_and(|value| *value > 0.0);
+    let settled = |sight: &Sight| {
+        let beta = sight.all.get("momentum").copied().filter(|_| corrects).unwrap_or(0.0);
+        beta.powf(sight.step as f64) <= 1.0 - 1.0 / DRIFT
+    };
+    let place = run
+        .sights
+        .iter()
+        .position(|sight| settled(sight) && above_zero(sight, "rate/sgdm") && above_zero(sight, "lr"))?;
+    (place + 1 < run.sights.len()).then(|| Stage(&run.sights[place..=place]))
+}
+
+fn drift(run: &Explained) -> Option<Drift<'_>> {
+    let (first, last) = (reference(run)?, late(run)?);
     let rate = |stage: &Stage| stage.median("rate/sgdm").filter(|rate| *rate > 0.0);
     let lr = |stage: &Stage| stage.median("lr").filter(|lr| *lr > 0.0);
     let rates = (rate(&first)?, rate(&last)?);
     let times = (rates.0 / lr(&first)?, rates.1 / lr(&last)?);
-    (run.sights.len() > 1).then_some(Drift { rates, times, factor: times.1 / times.0 })
+    Some(Drift { first, last, rates, times, factor: times.1 / times.0 })
 }
 
 /// Whether the rate that steps amount to rose or fell.
 fn rate(run: &Explained) -> Option<Sentence> {
-    let Drift { rates: (at_first, at_last), factor, .. } = drift(run)?;
-    let (first, last) = (Stage(run.sights.get(..1)?), late(run)?);
+    let drift = drift(run)?;
+    let Drift { first, last, rates: (at_first, at_last), factor, .. } = drift;
+    let (when, r2) =
+        (drift.when(run), |stage: &Stage| stage.median("r2/sgdm").map_or("not looked at".to_owned(), digits));
+    if !drift.is_momentums() {
+        let text = format!(
+            "Whether its effective rate rose or fell is not told: it would be a rate of momentum descent, and the steps are not (R² {} \
+             at {when}, {} in the last stage, where {LOOSE} is asked for).",
+            r2(&first),
+            r2(&last),
+        );
+        return Some(Sentence::new("rate", text));
+    }
     let of = |stage: &Stage, name: &str| stage.median(name).map_or("?".to_owned(), short);
     let how = match factor {
         factor if factor > DRIFT => format!("rose by a factor of {}", short(factor)),
@@ -158,10 +208,12 @@ fn rate(run: &Explained) -> Option<Sentence> {
         _ => format!("stayed as it was (a factor of {})", short(factor)),
     };
     let text = format!(
-        "As a rate of momentum descent its steps amount to {} at the first look and to {} in the last stage (learning rate {} \
+        "As a rate of momentum descent its steps amount to {} at {when} and to {} in the last stage (R² {} and {}, learning rate {} \
          and {}): for one learning rate the effective rate {how}, while the loss went from {} to {}.",
         short(at_first),
         short(at_last),
+        r2(&first),
+        r2(&last),
         of(&first, "lr"),
         of(&last, "lr"),
         of(&first, "loss"),
@@ -212,7 +264,8 @@ fn vector(run: &Explained) -> Vec<Sentence> {
     let r2: Option<Vec<f64>> = run.stages().iter().map(|stage| stage.median("r2/sgdm")).collect();
     let r2 = r2.unwrap_or_default();
     let close = !r2.is_empty() && r2.iter().all(|r2| *r2 >= CLOSE);
-    if let Some(Drift { times: (first, last), factor, .. }) = drift(run).filter(|_| still && close) {
+    if let Some(drift) = drift(run).filter(|drift| still && close && drift.is_momentums()) {
+        let Drift { times: (first, last), factor, .. } = drift;
         let how = match factor {
             factor if factor > DRIFT => "a rising rate",
             factor if factor < 1.0 / DRIFT => "a falling rate",
@@ -222,8 +275,9 @@ fn vector(run: &Explained) -> Vec<Sentence> {
         let name = &run.run.recipe.optimizer.name;
         let text = format!(
             "The vector hardly moves, so {name} amounts to momentum descent (SGDM) with {how}: {} times its learning rate at \
-             the first look, {} times in the last stage, with R² {} in the stages.",
+             {}, {} times in the last stage, with R² {} in the stages.",
             short(first),
+            drift.when(run),
             short(last),
             r2.join(", "),
         );
@@ -283,7 +337,7 @@ fn alpha(run: &Explained) -> Option<Sentence> {
     Some(Sentence::new("alpha", text))
 }
 
-/// The R² of momentum descent where it is too poor for its threshold of stability to be that of the steps, in words.
+/// The R² of momentum descent where it is too poor for its rate and its threshold of stability to be those of the steps, in words.
 pub fn not_momentum(stage: &Stage) -> Option<String> {
     let r2 = stage.median("r2/sgdm");
     let said = r2.map_or("not looked at".to_owned(), digits);
@@ -395,12 +449,26 @@ pub struct First {
 /// Functions that are another at every step: their loss jumps by itself.
 const RESTLESS: [&str; 4] = ["targets", "linear", "reddi", "wells"];
 
+fn loss(sights: &[Sight], place: usize) -> Option<f64> {
+    sights.get(place)?.all.get("loss").copied()
+}
+
+/// The median loss of the looks before one.
+fn loss_before(sights: &[Sight], place: usize) -> Option<f64> {
+    median((place.saturating_sub(WINDOW)..place).filter_map(|i| loss(sights, i)))
+}
+
+/// The most by which the loss was above the median of the looks before, and its step.
+fn largest_rise(sights: &[Sight]) -> Option<(u64, f64)> {
+    let rise = |i: usize| Some((sights[i].step, loss(sights, i)? - loss_before(sights, i)?));
+    (1..sights.len()).filter_map(rise).max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
 /// The first look at which the loss has jumped; of a run that diverged, at the latest the last one.
 pub fn instability(run: &Explained) -> Option<Instability> {
     let sights = &run.sights;
-    let loss = |i: usize| sights.get(i)?.all.get("loss").copied();
+    let (loss, before) = (|i: usize| loss(sights, i), |i: usize| loss_before(sights, i));
     let scale = (0..sights.len()).find_map(loss)?.abs();
-    let before = |i: usize| median((i.saturating_sub(WINDOW)..i).filter_map(loss));
     // A function falls by orders of magnitude, and what is nothing beside its first value may be all that was gained.
     let still =
         run.run.recipe.problem.as_ref().is_some_and(|problem| !RESTLESS.contains(&problem.name.as_str()));
@@ -504,9 +572,17 @@ fn words(quantity: &str) -> &'static str {
 fn unstable(run: &Explained) -> Sentence {
     let Some(Instability { step, loss: (before, then), already, first }) = instability(run) else {
         let looks = run.sights.len();
+        let first = (0..looks).find_map(|i| loss(&run.sights, i)).map_or(f64::NAN, f64::abs);
+        let most = match largest_rise(&run.sights) {
+            Some((step, rise)) if rise > 0.0 => {
+                format!(" The most was {} at step {step}, {} %.", short(rise), short(100.0 * rise / first))
+            }
+            Some(_) => " It was never above that median.".to_owned(),
+            None => String::new(),
+        };
         let text = format!(
             "It never became unstable: in {looks} looks the loss did not jump, as it does when it is above the median of the \
-             {WINDOW} before by more than {:.0} % of the first loss.",
+             {WINDOW} before by more than {:.0} % of the first loss.{most}",
             100.0 * JUMP,
         );
         return Sentence::new("unstable", text);
@@ -667,8 +743,9 @@ pub fn differences(a: &Explained, b: &Explained) -> Vec<Sentence> {
         ("stability", "the stability ratio"),
     ];
     for (name, words) in quantities {
-        // The stability ratio is one of momentum descent: where steps are not, there is nothing to compare.
-        let of = |stage: &Stage| if name == "stability" { ratio_of(stage) } else { stage.median(name) };
+        // Its rate and the stability ratio are those of momentum descent: where steps are not, there is nothing to compare.
+        let momentums = ["rate/sgdm", "stability"].contains(&name);
+        let of = |stage: &Stage| stage.median(name).filter(|_| !momentums || not_momentum(stage).is_none());
         let (Some(x), Some(y)) = (of(&last_a), of(&last_b)) else { continue };
         if x > 0.0 && y > 0.0 && (x / y > DIFFERS || y / x > DIFFERS) {
             let text = format!(

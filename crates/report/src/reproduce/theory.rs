@@ -421,6 +421,9 @@ fn regret_table(settings: &[Setting]) -> Table {
         "exponent",
         "at most ½",
         "least v",
+        "D",
+        "G",
+        "L",
     ];
     let mut table = Table::new(head).text(&["optimizer", "held", "at most ½"]);
     for setting in settings {
@@ -434,8 +437,11 @@ fn regret_table(settings: &[Setting]) -> Table {
         let regret = last(&|_, point| point.regret);
         let steps = last(&|_, point| Some(point.t as f64));
         let least_v = last(&|_, point| point.least_v);
-        let bound = last(&|trace, point| bound(setting.recipe, trace, point))
-            .filter(|_| least_v.is_some_and(|v| v > 0.0));
+        // One v that was not above 0 leaves its run without a bound, and the runs without a mean.
+        let above_zero =
+            |trace: &&Trace| trace.points.iter().all(|point| point.least_v.is_some_and(|v| v > 0.0));
+        let sound = setting.traces.iter().all(above_zero);
+        let bound = last(&|trace, point| bound(setting.recipe, trace, point)).filter(|_| sound);
         let held = match held(setting).0 {
             Held::None => "–".to_owned(),
             Held::Everywhere => "at every T".to_owned(),
@@ -456,12 +462,17 @@ fn regret_table(settings: &[Setting]) -> Table {
             exponents.text(),
             exponents.answer(0.5),
             text(least_v),
+            text(last(&|trace, _| trace.diameter)),
+            text(last(&|_, point| point.slope)),
+            text(last(&|_, point| point.root)),
         ]);
         if let Some(failure) = setting.failures.first() {
             table.note(format!("{}: {failure}", setting.label));
         }
     }
-    table.note("R(T), bound and least v are means over the runs at the last T.");
+    table.note(
+        "R(T), bound, least v, D, G and L are means over the runs at the last T. Where a v was not above 0 in some run, there is no bound.",
+    );
     table
 }
 
@@ -823,6 +834,28 @@ mod tests {
         let mut runs = [trace(0.1), trace(0.1)];
         runs[1].points[30].gradient = f64::NAN;
         assert_eq!(judge_gradient("x", &setting(&recipe, &runs, &[])).unwrap().verdict, Verdict::Undecided);
+    }
+
+    #[test]
+    fn a_table_has_the_constants_of_the_bound_and_no_bound_where_one_run_has_none() {
+        let recipe = recipe(DECGD);
+        let rows = |traces: &[Trace]| regret_table(&[setting(&recipe, traces, &[])]).json_lines();
+        let mut runs = [trace(0.1), trace(0.1)];
+        for (trace, (g, l)) in runs.iter_mut().zip([(3.0, 5.0), (4.0, 7.0)]) {
+            trace.points.iter_mut().for_each(|point| (point.slope, point.root) = (Some(g), Some(l)));
+        }
+        let found: Value = serde_json::from_str(rows(&runs).lines().next().unwrap()).unwrap();
+        assert_eq!(
+            serde_json::json!([found["D"], found["G"], found["L"]]),
+            serde_json::json!([2, 3.5, 6]),
+            "{found}"
+        );
+        assert_ne!(found["bound"], "–", "{found}");
+        // In the end all v are above 0 again, and their mean always was.
+        runs[1].points[20].least_v = Some(-0.5);
+        let found: Value = serde_json::from_str(rows(&runs).lines().next().unwrap()).unwrap();
+        assert_eq!([&found["bound"], &found["bound / R(T)"]], ["–", "–"], "{found}");
+        assert_eq!(found["least v"], 1, "{found}");
     }
 
     #[test]

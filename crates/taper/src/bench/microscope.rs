@@ -24,29 +24,37 @@ enum Look {
 }
 
 pub fn cases() -> Vec<Case> {
-    let case = |(optimizer, name, look): (&'static str, &str, Look)| Case {
-        name: format!("microscope/{name}-{optimizer}/resnet18"),
+    let case = |(optimizer, decay, name, look): (&'static str, bool, &str, Look)| Case {
+        name: format!("microscope/{name}-{optimizer}{}/resnet18", if decay { "-decay" } else { "" }),
         unit: "steps/s",
         amount: 1.0,
         repeat: 1,
         peer: None,
         prepare: Box::new(move || {
-            let plain: Make = Box::new(move || work(optimizer, Look::None));
-            Ok(Prepared { ours: work(optimizer, look)?, beside: vec![("plain", 1.0, plain)] })
+            let plain: Make = Box::new(move || work(optimizer, decay, Look::None));
+            Ok(Prepared { ours: work(optimizer, decay, look)?, beside: vec![("plain", 1.0, plain)] })
         }),
     };
-    let all =
-        [("decgd", "look", Look::Cheap), ("adam", "look", Look::Cheap), ("decgd", "between", Look::Passing)];
+    let all = [
+        ("decgd", false, "look", Look::Cheap),
+        ("decgd", true, "look", Look::Cheap),
+        ("adam", false, "look", Look::Cheap),
+        ("decgd", false, "between", Look::Passing),
+    ];
     all.map(case).into()
 }
 
-/// An update by one gradient again and again, and what `train.probe: {every: 1}` makes of it.
-fn work(optimizer: &str, look: Look) -> Result<Work, BenchError> {
+/// An update by one gradient again and again, and what `train.probe: {every: 1}` makes of it; with decay, that of the recipes of
+/// CIFAR, beside which a look fits decay too.
+fn work(optimizer: &str, decay: bool, look: Look) -> Result<Work, BenchError> {
     let (registry, params, network) =
         (Registry::builtin(), Params::new(1), Workload::conv("resnet18", "fast", 1));
     let vb = params.builder(DType::F32, &candle_core::Device::Cpu);
     registry.get(network.model)?.build(&network.config, network.task, vb)?;
-    let config = Map::from_iter([("lr".to_owned(), 1e-6.into())]);
+    let mut config = Map::from_iter([("lr".to_owned(), 1e-6.into())]);
+    if decay {
+        config.extend([("weight_decay".to_owned(), 5e-4.into()), ("decay".to_owned(), "paper".into())]);
+    }
     let mut optimizer = taper_optim::Registry::builtin().build(optimizer, params.trainable(), &config)?;
     let shadow = Shadow::of(&optimizer.config(), optimizer.needs_loss());
     let mut microscope = Microscope::new(params.trainable(), shadow)?;

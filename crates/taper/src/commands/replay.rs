@@ -3,13 +3,15 @@ use candle_core::DType;
 use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use taper_models::replay as models;
+use taper_models::replay::{self as models, Limits};
 use taper_optim::replay::{Options, Replayed, replay};
 use taper_train::Registries;
 use taper_train::device::open;
 use taper_train::recipe::Device;
 
 /// Replays another implementation's record and prints how far ours is from it
+///
+/// A record of a network is held to the limits of its kind, which are printed; beyond them the exit code is 1.
 ///
 ///   cargo xtask replay crates/optim/tests/golden/*.safetensors
 ///   cargo xtask replay crates/optim/tests/golden/modern/*.safetensors --dtype f32
@@ -61,13 +63,22 @@ pub fn run(args: &Args, registries: &Registries) -> Result<(), Failure> {
         return Err(Failure::usage(format!("error: --out takes one record, found {}", args.files.len())));
     }
     let mut out = std::io::stdout().lock();
+    let mut beyond = Vec::new();
     for file in &args.files {
         let named = |e: String| Failure::usage(format!("error: {}: {e}", file.display()));
         let bytes = std::fs::read(file).map_err(|e| named(e.to_string()))?;
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let mut held = None;
         let (kind, name, abs, rel, tensor, compared) = if models::is_record(&bytes) {
             let dtype = options.dtype.unwrap_or(DType::F32);
             let r = models::replay_on(&bytes, &options.overrides, dtype, &device)
                 .map_err(|e| named(e.to_string()))?;
+            let off = |(tensor, off, limit): &(&str, f64, f64)| {
+                format!("{stem}: {tensor}: {off:.1e}, at most {limit:.0e}")
+            };
+            let worst = r.beyond().into_iter().max_by(|a, b| (a.1 / a.2).total_cmp(&(b.1 / b.2)));
+            beyond.extend(worst.iter().map(off));
+            held = Some((r.limits, worst.is_none()));
             ("model", r.name, r.max_abs_error, r.max_rel_error, r.tensor, None)
         } else {
             let r = replay(&registries.optimizers, &bytes, &options).map_err(|e| named(e.to_string()))?;
@@ -84,13 +95,27 @@ pub fn run(args: &Args, registries: &Registries) -> Result<(), Failure> {
             if let Some(compared) = compared {
                 line["compared"] = json!(compared);
             }
+            if let Some((Limits { logits, loss, gradients, states }, within)) = held {
+                line["limits"] =
+                    json!({"logits": logits, "loss": loss, "gradients": gradients, "states": states});
+                line["within"] = json!(within);
+            }
             writeln!(out, "{line}")?;
         } else {
-            let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-            writeln!(out, "{stem:<32} {name:<10} abs {abs:8.1e}  rel {rel:8.1e}  in {tensor}")?;
+            let limits = held.map_or(String::new(), |(Limits { logits, loss, gradients, .. }, within)| {
+                let verdict = if within { "within" } else { "BEYOND" };
+                format!("  {verdict} logits {logits:.0e}, loss {loss:.0e}, gradients {gradients:.0e} of the largest")
+            });
+            writeln!(out, "{stem:<32} {name:<10} abs {abs:8.1e}  rel {rel:8.1e}  in {tensor}{limits}")?;
         }
     }
-    Ok(())
+    match beyond.len() {
+        0 => Ok(()),
+        n => {
+            let of = format!("{n} of {} records beyond their limits", args.files.len());
+            Err(Failure::other(format!("error: {of}\n  {}", beyond.join("\n  "))))
+        }
+    }
 }
 
 fn overrides(set: &[String]) -> Result<Map<String, Value>, Failure> {
@@ -111,4 +136,40 @@ fn save(path: &Path, replayed: &Replayed) -> candle_core::Result<()> {
     let columns = flat.len() / rows.max(1);
     let tensor = candle_core::Tensor::from_vec(flat, (rows, columns), &candle_core::Device::Cpu)?;
     candle_core::safetensors::save(&std::collections::HashMap::from([("trajectory", tensor)]), path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn replayed(more: &[&str]) -> Result<(), Failure> {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden");
+        let [good, other] =
+            ["gpt_nobias_exact", "vit_avg_p4"].map(|name| golden.join(format!("{name}.safetensors")));
+        let files = [good.to_str().unwrap(), other.to_str().unwrap()];
+        let line = Line::parse_from(["replay"].into_iter().chain(files).chain(more.iter().copied()));
+        run(&line.args, &Registries::default())
+    }
+
+    #[test]
+    fn a_network_beyond_the_limits_of_its_record_is_a_failure() {
+        assert!(replayed(&[]).is_ok() && replayed(&["--dtype", "f64", "--json"]).is_ok());
+        let failure = replayed(&["--set", "norm_eps=1e-3"]).err().unwrap();
+        assert_eq!(failure.code, 1);
+        for part in [
+            "error: 2 of 2 records beyond their limits",
+            "\n  gpt_nobias_exact: ",
+            "\n  vit_avg_p4: ",
+            ", at most ",
+        ] {
+            assert!(failure.message.contains(part), "{}", failure.message);
+        }
+    }
 }

@@ -24,12 +24,12 @@ pub(crate) struct Sums {
     pub loss: f64,
     /// Right answers.
     pub correct: u64,
-    /// Samples.
+    /// Samples; of text the tokens that count.
     pub samples: u64,
 }
 
 impl Sums {
-    /// Adds a batch of mean loss `loss` with `correct` right answers.
+    /// Adds a batch of `samples` with the mean loss `loss` and `correct` right answers.
     pub fn add(&mut self, loss: f64, correct: f64, samples: u64) {
         self.loss += loss * samples as f64;
         self.correct += correct as u64;

@@ -6,7 +6,7 @@ use super::looks::{Figures, Sight};
 use super::optimizers::{Held, Optimizers};
 use super::task::{Gradient, Task};
 use super::{Run, RunError, gather};
-use crate::recipe::{Look, Recipe, What};
+use crate::recipe::{Look, Precision, Recipe, What};
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Tensor, Var};
 use std::collections::{BTreeMap, HashSet};
@@ -19,6 +19,8 @@ pub(crate) const MICROSCOPE: &str = "microscope.safetensors";
 /// The microscope.
 pub(crate) struct Microscope {
     look: Look,
+    /// Whether products are those of rounded numbers, of which differences of gradients tell no sharpness.
+    rounded: bool,
     seed: u64,
     inner: taper_optim::Microscope,
 }
@@ -39,12 +41,23 @@ impl Microscope {
             let message = "the microscope is the CPU's: give `device: cpu`, or `train.probe: true`, which any device has";
             return Err(recipe.error_at("train.probe", message).into());
         }
+        let rounded = recipe.train.precision == Precision::Bf16;
+        if rounded && look.names(What::Sharpness) {
+            let message = "`sharpness` is had from small differences of weights, which bf16 rounds away: give `train.precision: f32`; \
+                           `all` is all that the run can have";
+            return Err(recipe.error_at("train.probe", message).into());
+        }
         let trained: HashSet<_> = optimizers.vars.iter().map(|var| var.id()).collect();
         let params = task.params().trainable().into_iter().filter(|(_, var)| trained.contains(&var.id()));
         let main = optimizers.main();
         let shadow = Shadow::of(&main.config(), main.needs_loss());
         let inner = taper_optim::Microscope::new(params.collect(), shadow)?;
-        Ok(Some(Self { look: look.clone(), seed: recipe.seed, inner }))
+        Ok(Some(Self { look: look.clone(), rounded, seed: recipe.seed, inner }))
+    }
+
+    /// Whether it looks at something that the run can have.
+    fn wants(&self, what: What) -> bool {
+        self.look.wants(what) && !(self.rounded && what == What::Sharpness)
     }
 
     /// Whether it looks at a step.
@@ -54,7 +67,7 @@ impl Microscope {
 
     /// Whether it wants the batch of a step once more.
     pub fn wants_batch(&self, step: u64) -> bool {
-        let wants = [What::Noise, What::Alpha, What::Sharpness].into_iter().any(|what| self.look.wants(what));
+        let wants = [What::Noise, What::Alpha, What::Sharpness].into_iter().any(|what| self.wants(what));
         self.looks_at(step) && wants
     }
 
@@ -120,7 +133,7 @@ impl Run<'_> {
         let momentum = ["rate/sgdm", "r2/sgdm"].map(|name| seen.all.get(name).copied());
         let shadow = microscope.inner.shadow();
         let microscope = &*microscope;
-        let wants = |what: What| microscope.look.wants(what);
+        let wants = |what: What| microscope.wants(what);
         if wants(What::Orthogonal) {
             microscope.inner.orthogonal(&batch.grads, &mut seen)?;
         }
@@ -161,9 +174,7 @@ impl Run<'_> {
                 seen.all.insert("sharpness".into(), found.value);
                 seen.all.insert("sharpness_error".into(), found.error);
                 if let [Some(rate), Some(r2)] = momentum {
-                    // Momentum descent at rate η is stable up to 2 (1 + β) / η.
-                    let threshold = 2.0 * (1.0 + shadow.momentum);
-                    seen.all.insert("stability".into(), rate * found.value / threshold);
+                    seen.all.insert("stability".into(), rate * found.value / shadow.threshold());
                     // Without the fit nobody can tell whether the ratio is the step's.
                     seen.all.insert("r2/sgdm".into(), r2);
                 }

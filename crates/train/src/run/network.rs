@@ -113,14 +113,16 @@ impl Bits {
             Unit::Byte | Unit::Bpe => ("bits_per_byte", Metric::BitsPerByte),
         };
         let asked = recipe.train.windows.is_some() || recipe.train.metric == Some(metric);
-        asked.then(|| Self::over(name, text))
+        asked.then(|| Self::over(name, text, None))
     }
 
-    fn over(name: &'static str, text: &Text) -> Self {
+    /// Over the tokens that count.
+    fn over(name: &'static str, text: &Text, ignored: Option<i64>) -> Self {
         // The first token is read and not predicted.
         let mean = |tokens: &[u32]| {
-            let predicted = tokens.get(1..).unwrap_or_default();
-            text.measure(predicted).unwrap_or(0) as f64 / predicted.len() as f64
+            let predicted = tokens.iter().skip(1).copied();
+            let counted: Vec<u32> = predicted.filter(|token| ignored != Some((*token).into())).collect();
+            text.measure(&counted).unwrap_or(0) as f64 / counted.len() as f64
         };
         Self { name, train: mean(&text.train), val: mean(&text.valid), test: mean(&text.test) }
     }
@@ -202,7 +204,7 @@ impl Network {
         let loaded = section.subset.iter().fold(loaded, |loaded, subset| loaded.head(subset));
         debug!("{}: data {} from {}", recipe.name, section.name, loaded.provenance.source);
         let (shape, provenance) = (shape(&loaded), loaded.provenance.clone());
-        let source = Source::new(recipe, section, loaded)?;
+        let mut source = Source::new(recipe, section, loaded)?;
 
         let params = Params::new(recipe.seed);
         let config = Value::Object(model.config.clone());
@@ -229,6 +231,11 @@ impl Network {
         };
         let first = build(None)?;
         let model = if recipe.train.freeze.is_empty() { first } else { build(Some(0))? };
+        if let (Source::Text { bits: Some(bits), words, .. }, ignored @ Some(_)) =
+            (&mut source, model.ignored())
+        {
+            *bits = Bits::over(bits.name, words, ignored);
+        }
         let changes: BTreeSet<u64> = recipe.train.freeze.iter().filter_map(Freeze::after_steps).collect();
         let later = changes.into_iter().map(|taken| Ok((taken, build(Some(taken))?)));
         let later = later.collect::<Result<_, RunError>>()?;
@@ -309,7 +316,7 @@ impl Network {
     /// Evaluates on other data from here on, as it is and normalised as the run's own: images of the same size, whose classes go
     /// by name where both have names, or text under the same numbers. The error says what does not fit; then nothing is changed.
     pub fn evaluate_on(&mut self, loaded: Loaded) -> Result<(), String> {
-        let (expected, found) = (self.shape(), shape(&loaded));
+        let (expected, found, ignored) = (self.shape(), shape(&loaded), self.model.ignored());
         let failed = |e: DataError| e.to_string();
         match (&mut self.source, loaded.data) {
             (
@@ -347,7 +354,7 @@ impl Network {
                         (*train, *val, *test) = (over(&text.train)?, over(&text.valid)?, over(&text.test)?);
                     }
                 }
-                *bits = bits.as_ref().map(|bits| Bits::over(bits.name, &text));
+                *bits = bits.as_ref().map(|bits| Bits::over(bits.name, &text, ignored));
             }
             _ => return Err(format!("expected {expected}, found {found}")),
         }
@@ -441,7 +448,7 @@ impl Network {
             total: Figure::of(&loss.total)?,
             raw: Figure::of(&loss.nll)?,
             correct: self.correct(&loss, batch)?,
-            samples: batch.samples,
+            samples: self.counted(batch)?,
             rate_scale: batch.rate_scale,
             grads: taper_models::backward(&loss.total)?,
             last: self.batches.peek().is_none(),
@@ -537,6 +544,13 @@ impl Network {
             (Some(logits), true) => correct(logits, &batch.target),
             _ => Ok(Figure::Known(0.0)),
         }
+    }
+
+    /// How many samples of a batch its loss is the mean of: all, but for targets that the model ignores.
+    fn counted(&self, batch: &Batch) -> Result<u64, RunError> {
+        let Some(ignored) = self.model.ignored() else { return Ok(batch.samples) };
+        let targets = batch.target.flatten_all()?.to_vec1::<u32>()?;
+        Ok(targets.into_iter().filter(|target| i64::from(*target) != ignored).count() as u64)
     }
 
     /// Works with nothing carried, and leaves what is carried as it was.
@@ -689,7 +703,14 @@ impl Task for Network {
         split: Split,
         more: &mut dyn FnMut(&Seen) -> Result<bool, RunError>,
     ) -> Result<Values, RunError> {
-        let sums = self.afresh(|network| network.judge(split, more))?;
+        let mut whole = true;
+        let mut more = |seen: &Seen| more(seen).inspect(|go_on| whole &= go_on);
+        let sums = self.afresh(|network| network.judge(split, &mut more))?;
+        if whole && sums.samples == 0 && self.model.ignored().is_some() {
+            let found = format!("none in the {} set", split.name());
+            let expected = "at least one target that is not ignored (`model.ignore_index`)".into();
+            return Err(taper_models::Error::Shape { op: "evaluation", expected, found }.into());
+        }
         Ok(self.values(&sums, split))
     }
 

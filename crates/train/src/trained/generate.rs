@@ -2,7 +2,12 @@
 use super::{Trained, probabilities};
 use crate::run::RunError;
 use crate::run::network::largest;
+use taper_data::{Text, UNK};
 use taper_models::rng::Rng;
+use tracing::warn;
+
+/// Up to so many unknown words of a prompt are named.
+const MOST_NAMED: usize = 20;
 
 /// How the next word is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +43,9 @@ impl Trained {
             return Err(refuse(format!("expected a temperature of at least 0, found {found}")));
         }
         let mut read = words.encode(prompt).map_err(|e| refuse(format!("the prompt: {e}")))?;
+        if let Some(warning) = unknown(&words, prompt) {
+            warn!("{warning}");
+        }
         if read.is_empty() {
             let missing =
                 || refuse("expected a prompt: the vocabulary has no end of a line to start from".into());
@@ -61,6 +69,24 @@ impl Trained {
         let added = words.decode(&added);
         Ok(Continuation { whole: words.joined(prompt, &added), added })
     }
+}
+
+/// What to say of a prompt with words or characters that are not in the vocabulary.
+fn unknown(words: &Text, prompt: &str) -> Option<String> {
+    let unknown = words.unknown(prompt);
+    let named: Vec<String> = unknown.iter().take(MOST_NAMED).map(|unit| format!("{unit:?}")).collect();
+    let more = match unknown.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let number = words.vocab.iter().position(|known| known == UNK).map(|at| at as u32)?;
+    let untrained = match words.train.contains(&number) {
+        true => "",
+        false => ", which is not in the training text: the network has not learnt it",
+    };
+    let named = named.join(", ");
+    (!unknown.is_empty())
+        .then(|| format!("the prompt: not in the vocabulary: {named}{more}; read as {UNK}{untrained}"))
 }
 
 /// The word at the place `at`, in [0, 1), of the distribution.
@@ -88,6 +114,34 @@ fn draw(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taper_data::Unit;
+
+    #[test]
+    fn what_a_prompt_has_and_the_vocabulary_has_not_is_named_once() {
+        let text = |unit, vocab: &[&str], train: &[u32]| Text {
+            train: train.into(),
+            valid: [].into(),
+            test: [].into(),
+            vocab: vocab.iter().map(|unit| (*unit).to_owned()).collect(),
+            unit,
+            pieces: None,
+        };
+        let letters = text(Unit::Char, &[UNK, "a", "\n"], &[1, 2]);
+        assert_eq!(unknown(&letters, "aa\na"), None);
+        let said = unknown(&letters, "aéa\té").unwrap();
+        assert!(
+            said.contains(r#"not in the vocabulary: "é", "\t"; read as <unk>, which is not in the"#),
+            "{said}"
+        );
+        let words = text(Unit::Word, &[UNK, "the"], &[0, 1]);
+        let said = unknown(&words, "the cat\nthe cat").unwrap();
+        assert!(said.ends_with(r#"not in the vocabulary: "cat"; read as <unk>"#), "{said}");
+        let many: String = ('b'..='z').collect();
+        assert!(unknown(&letters, &many).unwrap().contains(r#""u" and 5 more; read"#));
+        // Bytes are all known, and without <unk> the prompt is refused.
+        assert_eq!(unknown(&text(Unit::Byte, &[], &[]), "é"), None);
+        assert_eq!(unknown(&text(Unit::Char, &["a"], &[0]), "b"), None);
+    }
 
     #[test]
     fn draws_follow_the_distribution_the_temperature_and_the_k_most_probable() {

@@ -48,6 +48,8 @@
 //!
 //! # How it is computed
 //! As in DecGD no previous iterate is kept: x_t - x_{t-1} follows from the step that made x_t, whose denominator follows from u_{t-1}.
+//! Where something else moves parameters between steps (a [projection](crate::Domain)), v would follow the steps as they were taken:
+//! `previous: stored` keeps x_{t-1} in a buffer. It takes the one of AMS, and the two together are refused.
 //! v_0 is a number kept for each parameter; on a GPU the host waits for the loss of the first step to know it, and for none after.
 //! Weight decay enters as in DecGD (`decay`). Nothing keeps v positive unless `v_floor` does.
 //!
@@ -56,7 +58,7 @@ use crate::rule::{
     Config, Info, Input, Invalid, MAX_BUFFERS, Observed, Real, Refusal, Rule, bias_correction, ranges,
     require, root_of_loss,
 };
-use crate::rules::decgd::{Decay, check_decay};
+use crate::rules::decgd::{Decay, Previous, check_decay};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +88,9 @@ pub struct DecAdamConfig {
     pub v_floor: Option<f64>,
     /// Keep v at v_0: Adam on √(f + c), the control experiment. Defaults to false.
     pub freeze_v: bool,
+    /// Keep the previous iterate in a buffer, for parameters that something else moves between steps; without `ams`. Defaults to
+    /// none: it follows from the state.
+    pub previous: Option<Previous>,
 }
 
 impl Default for DecAdamConfig {
@@ -102,6 +107,7 @@ impl Default for DecAdamConfig {
             decay: Decay::None,
             v_floor: None,
             freeze_v: false,
+            previous: None,
         }
     }
 }
@@ -118,6 +124,11 @@ impl Config for DecAdamConfig {
         require(self.c.is_finite(), "c", "a finite number", self.c)?;
         let floor = self.v_floor.unwrap_or(0.0);
         require(floor.is_finite(), "v_floor", "a finite number", floor)?;
+        if self.ams && self.previous.is_some() {
+            let message =
+                "expected none with `ams: true`: both take the fourth buffer, and there are four".to_owned();
+            return Err(Invalid { key: "previous", message });
+        }
         check_decay(self.lr, self.weight_decay, self.decay)
     }
 }
@@ -149,6 +160,10 @@ crate::scalars! {
         /// η times the decoupled λ
         decoupled,
         v_floor,
+        /// 1 if the fourth buffer is x_{t-1}, 0 if it is the least v
+        keeps_x,
+        /// 1 if v takes part of x_t - x_{t-1} with x_{t-1} from its buffer, else 0
+        stored,
     }
 }
 
@@ -182,7 +197,11 @@ impl Rule for DecAdamRule {
     crate::rule::one_name!(DECADAM);
 
     fn buffers(config: &DecAdamConfig) -> &'static [&'static str] {
-        if config.ams { &["m", "v", "u", "v_min"] } else { &["m", "v", "u"] }
+        match (config.previous, config.ams) {
+            (Some(Previous::Stored), _) => &["m", "v", "u", "x_previous"],
+            (None, true) => &["m", "v", "u", "v_min"],
+            (None, false) => &["m", "v", "u"],
+        }
     }
 
     fn start(config: &DecAdamConfig, input: &Input) -> Result<[f64; MAX_BUFFERS], Refusal> {
@@ -209,7 +228,8 @@ impl Rule for DecAdamRule {
         if let Some(lr) = [input.lr, prev_lr].into_iter().find(|lr| lr * decoupled >= 1.0) {
             return Err(Refusal::Decay { lr, weight_decay: decoupled });
         }
-        let (moved, shrunk) = match config.freeze_v || input.t == 1 {
+        let still = config.freeze_v || input.t == 1;
+        let (moved, shrunk) = match still {
             true => (0.0, 0.0),
             false => {
                 let rest = 1.0 - prev_lr * decoupled;
@@ -235,28 +255,31 @@ impl Rule for DecAdamRule {
             coupled_q: config.decay.lambda(config.weight_decay, &[Decay::Paper, Decay::CoupledQ]),
             decoupled: input.lr * decoupled,
             v_floor: config.v_floor.unwrap_or(f64::NEG_INFINITY),
+            keeps_x: if config.previous.is_some() { 1.0 } else { 0.0 },
+            stored: if still { 0.0 } else { 1.0 },
         })
     }
 
     #[inline(always)]
     fn update<F: Real>(s: &DecAdamScalars<F>, x: F, g: F, state: &mut [F]) -> F {
-        let ams = state.len() == 4;
         let (zero, one) = (F::from_f64(0.0), F::from_f64(1.0));
+        let keeps_x = state.len() == 4 && s.keeps_x > zero;
+        let ams = state.len() == 4 && !keeps_x;
         let divides = s.divides > zero;
         let (m, v, u) = (state[0], state[1], state[2]);
         let scale = if ams { state[3] } else { v };
         // Nothing has moved where nothing was divided by: 0/0 without an ε.
         let last = if divides { u.sqrt() * s.last_correction + s.eps } else { one };
         let before = if last > zero { scale * m / last } else { zero };
-        let d = s.moved * before + s.shrunk * x;
+        let d = if keeps_x { s.stored * (x - state[3]) } else { s.moved * before + s.shrunk * x };
         let q = (g + s.l2 * x) * s.half_inverse_root + s.coupled_q * x;
         let m = s.momentum * m + q;
         let v = (v + m * d).at_least(s.v_floor);
         let scale = if ams { scale.at_most(v) } else { v };
         let u = if divides { s.beta2 * u + s.one_minus_beta2 * (q * q) } else { u };
         (state[0], state[1], state[2]) = (m, v, u);
-        if ams {
-            state[3] = scale;
+        if state.len() == 4 {
+            state[3] = if ams { scale } else { x };
         }
         let now = if divides { u.sqrt() * s.root_correction + s.eps } else { one };
         let moves = if now > zero { scale * m / now } else { zero };

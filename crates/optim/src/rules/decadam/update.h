@@ -8,19 +8,24 @@ FN Scalars follow(Scalars s, REAL of_loss, REAL half_inverse) {
 FN REAL update(Scalars s, REAL x, REAL g, THREAD REAL *state) {
   REAL m = state[0], v = state[1], u = state[2];
 #if BUFFERS == 4
-  REAL scale = state[3];
+  int keeps_x = s.keeps_x > 0;
+  REAL scale = keeps_x ? v : state[3];
 #else
   REAL scale = v;
 #endif
   REAL last = s.divides > 0 ? root(u) * s.last_correction + s.eps : (REAL)1;
   REAL before = last > 0 ? scale * m / last : (REAL)0;
+#if BUFFERS == 4
+  REAL d = keeps_x ? s.stored * (x - state[3]) : s.moved * before + s.shrunk * x;
+#else
   REAL d = s.moved * before + s.shrunk * x;
+#endif
   REAL q = (g + s.l2 * x) * s.half_inverse_root + s.coupled_q * x;
   m = s.momentum * m + q;
   v = at_least(v + m * d, s.v_floor);
 #if BUFFERS == 4
-  scale = at_most(scale, v);
-  state[3] = scale;
+  scale = keeps_x ? v : at_most(scale, v);
+  state[3] = keeps_x ? x : scale;
 #else
   scale = v;
 #endif

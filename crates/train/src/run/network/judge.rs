@@ -104,14 +104,22 @@ impl Network {
         Ok(sums)
     }
 
-    /// Evaluates a batch.
+    /// Evaluates a batch. One without a target that counts is seen, and counts as nothing.
     fn measure(&mut self, batch: &Batch, figures: &mut Figures, more: More) -> Result<bool, RunError> {
+        let counted = self.counted(batch)?;
+        if counted == 0 {
+            figures.measured.extend([0.0, 0.0].map(Figure::Known));
+            figures.samples.push(0);
+            // What is carried goes on all the same.
+            self.model.advance(&batch.input, Mode::Eval)?;
+            return more(&Seen { samples: batch.samples, logits: None, target: &batch.target });
+        }
         let loss = match self.is_classification() {
             true => self.judged(&batch.input, &batch.target)?,
             false => self.model.loss(&batch.input, &batch.target, Mode::Eval)?,
         };
         figures.measured.extend([Figure::of(&loss.nll)?, self.correct(&loss, batch)?]);
-        figures.samples.push(batch.samples);
+        figures.samples.push(counted);
         more(&Seen { samples: batch.samples, logits: loss.logits.as_ref(), target: &batch.target })
     }
 }
@@ -121,6 +129,7 @@ impl Network {
 struct Figures {
     /// Mean loss and right answers of each batch.
     measured: Vec<Figure>,
+    /// What it is the mean of.
     samples: Vec<u64>,
 }
 

@@ -84,8 +84,8 @@ impl Replayed {
             }
         };
         let all = self.errors.keys().map(|name| (name.as_str(), off(name)));
-        // Not `>`: an error that is no number is one.
-        all.filter(|(_, (off, limit))| !(off <= limit))
+        // An error that is no number is one.
+        all.filter(|(_, (off, limit))| off.is_nan() || off > limit)
             .map(|(name, (off, limit))| (name, off, limit))
             .collect()
     }

@@ -145,10 +145,13 @@ fn nesterovs_momentum_is_momentum_descent_that_looks_ahead() {
     assert!((heavy.microscope.shadow().threshold() - 3.6).abs() < 1e-15);
 }
 
+/// A shape, and the rate of each of its elements.
+type Pattern = (&'static [usize], fn(usize) -> f64);
+
 #[test]
 fn rates_of_a_sample_are_those_of_the_tensor_whatever_its_pattern() {
     // Rates by kernel position, column, row and both; the sizes are such that even strides would see few of them.
-    let patterns: [(&[usize], fn(usize) -> f64); 5] = [
+    let patterns: [Pattern; 5] = [
         (&[64, 32, 3, 3], |i| 1.0 + (i % 9) as f64),
         (&[100, 784], |i| 1.0 + (i % 784) as f64),
         (&[784, 100], |i| 1.0 + (i / 100) as f64),

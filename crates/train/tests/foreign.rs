@@ -170,6 +170,7 @@ fn evaluations_are_means_over_the_targets_that_count() {
         refused.contains("one target that is not ignored (`model.ignore_index`), found none in the test"),
         "{refused}"
     );
+    let folder = tempfile::tempdir().unwrap();
     let texts = [("train", only + &"a".repeat(200) + "b"), ("valid", mixed.clone()), ("test", mixed)];
     let refused = attempt(&letters(folder.path(), texts), &[], folder.path()).unwrap_err().to_string();
     assert!(

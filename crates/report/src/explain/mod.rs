@@ -93,8 +93,12 @@ fn changed(a: &Explained, b: &Explained) -> Option<Table> {
     paths.dedup();
     let mut table =
         Table::new(["setting".to_owned(), a.label.clone(), b.label.clone()]).caption("Settings that differ");
-    for path in paths.into_iter().filter(|path| x.get(*path) != y.get(*path)) {
-        table.row([path.clone(), shown(&x, path), shown(&y, path)]);
+    // By what is shown: one that is not set and one that the other optimizer does not have are both none.
+    for path in paths {
+        let (x, y) = (shown(&x, path), shown(&y, path));
+        if x != y {
+            table.row([path.clone(), x, y]);
+        }
     }
     (!table.is_empty()).then_some(table)
 }

@@ -46,6 +46,26 @@ fn dependencies(krate: &str) -> Vec<String> {
     found
 }
 
+/// The settings of release builds in a manifest.
+fn release_profile(manifest: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(manifest);
+    let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let after = text.lines().skip_while(|line| *line != "[profile.release]").skip(1);
+    after
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| line.contains('='))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_crate_outside_is_built_as_the_workspace_is() {
+    let ours = release_profile("Cargo.toml");
+    assert!(!ours.is_empty());
+    // Another setting, and candle is compiled once more for it.
+    assert_eq!(release_profile("crates/optim/tests/outside/Cargo.toml"), ours);
+}
+
 fn named(line: &str) -> &str {
     line.split(['.', ' ', '=']).next().unwrap_or_default()
 }

@@ -17,6 +17,7 @@ use taper_train::Recipe;
 use taper_train::recipe::RecipeError;
 use taper_train::run::Status;
 use taper_train::sweep::Sweep;
+use taper_train::sweep::settings::{obstacles, settings};
 
 /// What to train.
 #[derive(Clone, Debug)]
@@ -122,8 +123,8 @@ impl Evidence {
         let mut claimed = Range::at_least(-laptop.tolerance);
         let epoch = if let Tested::AsFast { epochs, .. } = claim { *epochs } else { 0 };
         let early = |run: &Run| {
-            let mut values = run.values(run.split(), &run.metric);
-            values.find(|(record, _)| run.time(record) == epoch).map(|(_, value)| value)
+            let values = run.values(run.split(), &run.metric);
+            values.filter(|(record, _)| record.epoch == epoch).last().map(|(_, value)| value)
         };
         let value: Value = match claim {
             Tested::AsGood { .. } | Tested::Untuned { .. } => &at_end,
@@ -158,6 +159,14 @@ impl Evidence {
         let runs = pairs.iter().flat_map(|(one, other, _)| one.runs.iter().chain(&other.runs));
         if runs.into_iter().any(|run| run.extent != Extent::Whole) {
             return Err((Verdict::NotComparable, "not the whole data set, or not known to be".into()));
+        }
+        let unlike = pairs.iter().find_map(|(one, other, name)| {
+            let (one, other) = (settings(one.recipe()?), settings(other.recipe()?));
+            let differ = obstacles(&one, &other);
+            (!differ.is_empty()).then(|| format!("{name}: {}", differ.join(", ")))
+        });
+        if let Some(unlike) = unlike {
+            return Err((Verdict::NotComparable, unlike));
         }
         let parts: Vec<Part> = pairs
             .into_iter()

@@ -50,6 +50,9 @@ pub struct Args {
     /// Says what would be run, and runs nothing
     #[arg(long)]
     dry_run: bool,
+    /// Starts nothing: judges what there is, while others may be at work
+    #[arg(long, conflicts_with = "dry_run")]
+    collect: bool,
     /// The folder with published.yaml and the recipes it names [default: those inside this program]
     #[arg(long, value_name = "DIR", default_value = "taper:recipes", hide_default_value = true)]
     recipes: PathBuf,
@@ -178,18 +181,7 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     if args.dry_run {
         return Ok(());
     }
-    let processes = Processes {
-        jobs: usize::from(args.jobs),
-        threads: common.threads.unwrap_or_else(sweep::cores),
-        program: sweep::program()?,
-        args: sweep::run_args(common),
-        devices: Vec::new(),
-    };
-    if sweep.run(registries, &Workers::Processes(processes))? == Ended::Interrupted {
-        let (left, all) = (sweep.missing().count(), sweep.runs().len());
-        let message = format!("stopped with {left} of {all} runs to do; the same command goes on");
-        return Err(Failure { message, code: 130 });
-    }
+    go_on(&mut sweep, args, common, registries)?;
     let mut problems = Vec::new();
     let numeric = match numeric.is_empty() {
         true => None,
@@ -216,6 +208,31 @@ pub fn run(args: &Args, common: &Common, registries: &Registries) -> Result<(), 
     Ok(())
 }
 
+/// Does what is missing of a sweep, unless only what there is is asked for.
+fn go_on(sweep: &mut Sweep, args: &Args, common: &Common, registries: &Registries) -> Result<(), Failure> {
+    let missing = |sweep: &Sweep| format!("{} of {} runs", sweep.missing().count(), sweep.runs().len());
+    if args.collect {
+        if sweep.missing().next().is_some() {
+            eprintln!("{} have no result yet", missing(sweep));
+        }
+        return Ok(());
+    }
+    let processes = Processes {
+        jobs: usize::from(args.jobs),
+        threads: common.threads.unwrap_or_else(sweep::cores),
+        program: sweep::program()?,
+        args: sweep::run_args(common),
+        devices: Vec::new(),
+    };
+    match sweep.run(registries, &Workers::Processes(processes))? {
+        Ended::All => Ok(()),
+        Ended::Interrupted => {
+            let message = format!("stopped with {} to do; the same command goes on", missing(sweep));
+            Err(Failure { message, code: 130 })
+        }
+    }
+}
+
 /// The theorems: every recipe is followed here and now, without a folder.
 fn theory(
     args: &Args,
@@ -224,8 +241,8 @@ fn theory(
     plan: &Plan,
     forms: Vec<Form>,
 ) -> Result<(), Failure> {
-    if args.targets.len() > 1 || args.scale != ScaleArg::Paper || args.seeds.is_some() {
-        let message = "error: theory goes by itself, with the seeds of its recipes: leave other targets, --scale and --seeds out";
+    if args.targets.len() > 1 || args.scale != ScaleArg::Paper || args.seeds.is_some() || args.collect {
+        let message = "error: theory goes by itself, with the seeds of its recipes and without run folders: leave other targets, --scale, --seeds and --collect out";
         return Err(Failure::other(message.to_owned()));
     }
     let files = reproduce::theory::RECIPES.iter();
@@ -284,28 +301,11 @@ fn laptop(
         ..Options::default()
     };
     let go_on = |sweep: &mut Sweep, what: &str| -> Result<(), Failure> {
-        let (left, all) = (sweep.missing().count(), sweep.runs().len());
         if !common.quiet {
+            let (left, all) = (sweep.missing().count(), sweep.runs().len());
             eprintln!("scale laptop, {what}: {left} of {all} runs to do in {}", args.runs.display());
         }
-        if args.dry_run {
-            return Ok(());
-        }
-        let processes = Processes {
-            jobs: usize::from(args.jobs),
-            threads: common.threads.unwrap_or_else(sweep::cores),
-            program: sweep::program()?,
-            args: sweep::run_args(common),
-            devices: Vec::new(),
-        };
-        match sweep.run(registries, &Workers::Processes(processes))? {
-            Ended::All => Ok(()),
-            Ended::Interrupted => {
-                let left = sweep.missing().count();
-                let message = format!("stopped with {left} of {all} runs to do; the same command goes on");
-                Err(Failure { message, code: 130 })
-            }
-        }
+        if args.dry_run { Ok(()) } else { go_on(sweep, args, common, registries) }
     };
     let mut tuning = Sweep::open(std::slice::from_ref(&recipes.optimizers), registries, &options)?;
     go_on(&mut tuning, "rates")?;

@@ -123,8 +123,8 @@ impl Evidence {
         let mut claimed = Range::at_least(-laptop.tolerance);
         let epoch = if let Tested::AsFast { epochs, .. } = claim { *epochs } else { 0 };
         let early = |run: &Run| {
-            let values = run.values(run.split(), &run.metric);
-            values.filter(|(record, _)| record.epoch == epoch).last().map(|(_, value)| value)
+            let mut values = run.values(run.split(), &run.metric);
+            values.rfind(|(record, _)| record.epoch == epoch).map(|(_, value)| value)
         };
         let value: Value = match claim {
             Tested::AsGood { .. } | Tested::Untuned { .. } => &at_end,

@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p taper-kernels --example convolutions -- resnet18/128 --threads 2
 //!
-//! `resnet18`, `resnet34`, `densenet121` or `airbench` and a batch; `--threads`, `--rounds`, `--only` a text that a shape
-//! contains, `--exact`, and `--direct` for that algorithm everywhere. The best of the rounds counts; sums are over the
+//! `resnet18`, `resnet34`, `densenet121`, `airbench` or `airbench32` (with 32, 128 and 128 channels) and a batch; `--threads`,
+//! `--rounds`, `--only` a text that a shape contains, `--exact`, and `--direct` for that algorithm everywhere. The best of the rounds counts; sums are over the
 //! network's step, with the gradients of the first convolution of `airbench` that nobody computes.
 use std::time::Instant;
 use taper_kernels::Isa;
@@ -24,9 +24,13 @@ fn network(name: &str, n: usize) -> Result<Vec<(usize, Geometry)>, Failure> {
         pad: [kernel / 2; 2],
         groups: 1,
     };
-    if name == "airbench" {
+    if let Some([a, b, c]) = match name {
+        "airbench" => Some([64, 256, 256]),
+        "airbench32" => Some([32, 128, 128]),
+        _ => None,
+    } {
         let whiten = Geometry { pad: [0; 2], ..conv(32, 3, 24, 2, 1) };
-        let groups = [(31, 24, 64), (15, 64, 64), (15, 64, 256), (7, 256, 256), (7, 256, 256), (3, 256, 256)];
+        let groups = [(31, 24, a), (15, a, a), (15, a, b), (7, b, b), (7, b, c), (3, c, c)];
         let convs = groups.map(|(size, ci, co)| (1, conv(size, ci, co, 3, 1)));
         return Ok([(1, whiten)].into_iter().chain(convs).collect());
     }
@@ -35,9 +39,10 @@ fn network(name: &str, n: usize) -> Result<Vec<(usize, Geometry)>, Failure> {
         "resnet34" => [3, 4, 6, 3],
         "densenet121" => [6, 12, 24, 16],
         _ => {
-            return Err(
-                format!("expected resnet18, resnet34, densenet121 or airbench, found `{name}`").into()
-            );
+            return Err(format!(
+                "expected resnet18, resnet34, densenet121, airbench or airbench32, found `{name}`"
+            )
+            .into());
         }
     };
     let mut convs = vec![(1, conv(32, 3, 64, 3, 1))];

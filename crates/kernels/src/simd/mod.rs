@@ -264,13 +264,12 @@ pub(super) unsafe fn tile<S: Simd, const MR: usize, const NV: usize>(
     columns: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe {
-        match columns == S::LANES {
-            true => masked_tile::<S, MR, NV, false>(s, k, a, b, c, into, columns),
-            false => masked_tile::<S, MR, NV, true>(s, k, a, b, c, into, columns),
-        }
-    }
+    unsafe { tile_ahead::<S, MR, NV, 0>(s, k, a, b, c, into, columns) }
 }
+
+/// Elements of a packed A between the term that a tile multiplies and the one that it asks for: a tile of A comes from the L2 cache
+/// for every panel, and the CPU by itself is late where that cache is busy.
+const AHEAD: usize = 128;
 
 /// [`tile`] of packed operands, `a(i, p)` at `a + p MR + i` and rows of `b` one after another: strides that the compiler knows
 /// leave only loads and multiply-adds in its loop.
@@ -287,13 +286,35 @@ pub(super) unsafe fn packed_tile<S: Simd, const MR: usize, const NV: usize>(
     into: Into,
     columns: usize,
 ) {
+    let b = (b, S::LANES * S::SQUARE.1);
     // SAFETY: the caller's promise.
-    unsafe { tile::<S, MR, NV>(s, k, (a, 1, MR), (b, S::LANES * S::SQUARE.1), c, into, columns) }
+    unsafe { tile_ahead::<S, MR, NV, AHEAD>(s, k, (a, 1, MR), b, c, into, columns) }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn tile_ahead<S: Simd, const MR: usize, const NV: usize, const AHEAD: usize>(
+    s: S,
+    k: usize,
+    a: (*const f32, usize, usize),
+    b: (*const f32, usize),
+    c: (*mut f32, usize),
+    into: Into,
+    columns: usize,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match columns == S::LANES {
+            true => masked_tile::<S, MR, NV, AHEAD, false>(s, k, a, b, c, into, columns),
+            false => masked_tile::<S, MR, NV, AHEAD, true>(s, k, a, b, c, into, columns),
+        }
+    }
 }
 
 #[inline(always)]
 #[allow(clippy::too_many_arguments, clippy::needless_range_loop)]
-unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: bool>(
+unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const AHEAD: usize, const TAIL: bool>(
     s: S,
     k: usize,
     (a, rsa, csa): (*const f32, usize, usize),
@@ -315,6 +336,9 @@ unsafe fn masked_tile<S: Simd, const MR: usize, const NV: usize, const TAIL: boo
     // pointer may lie beyond the matrix.
     unsafe {
         for _ in 0..k {
+            if AHEAD > 0 {
+                s.prefetch(rows[0].wrapping_add(offset + AHEAD));
+            }
             let mut bv = [s.zero(); NV];
             for j in 0..NV {
                 let p = bp.add(S::LANES * j);

@@ -23,7 +23,11 @@ fn kept_pages_are_what_their_records_give() {
         let document = taper_report::document(title, &runs);
         for (form, ending) in [(Form::Markdown, "md"), (Form::Html, "html"), (Form::Svg, "svg")] {
             let now = String::from_utf8(document.render(form).unwrap()).unwrap();
-            assert!(now == kept(ending).unwrap(), "{}.{ending} is not what its records give", folder.display());
+            assert!(
+                now == kept(ending).unwrap(),
+                "{}.{ending} is not what its records give",
+                folder.display()
+            );
         }
         made += 1;
     }

@@ -88,6 +88,9 @@ fn check_files(
             if let Err(message) = folder::follows(&summary, &records) {
                 found.damage.push(format!("summary.json {message}"));
             }
+            if checkpoint::removed(folder) {
+                found.notes.push("its checkpoints were removed: there are metrics alone to compare".into());
+            }
             let seals = manifest.as_ref().map(|manifest| folder::sealed(folder, &summary, manifest));
             found.damage.extend(seals.unwrap_or_default().iter().map(RunError::to_string));
         }

@@ -2,7 +2,10 @@
 use candle_core::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use taper_data::Search;
 use taper_train::run::{self, Options, Outcome, RunError, Show, Split, Status};
+use taper_train::trained::{Choice, Trained};
+use taper_train::verify::verify;
 use taper_train::{Recipe, Registries};
 use tempfile::TempDir;
 
@@ -293,6 +296,31 @@ fn an_early_stop_ends_a_run_that_no_longer_improves() {
     std::fs::remove_file(run.folder.join("summary.json")).unwrap();
     let again = attempt(IMAGES, &[stop], folder.path()).unwrap();
     assert_eq!(again.summary, run.summary);
+}
+
+#[test]
+fn a_finished_run_whose_checkpoints_were_removed_has_its_results_and_no_weights() {
+    let (run, folder) = train(IMAGES, &[]);
+    let all = run.folder.join("checkpoints");
+    let kept = folder.path().join("kept");
+    std::fs::rename(&all, &kept).unwrap();
+    let again = attempt(IMAGES, &[], folder.path()).unwrap();
+    assert_eq!((&again.summary, &again.records), (&run.summary, &run.records));
+    assert!(!all.exists(), "it was trained again");
+    let registries = Registries::default();
+    let trained = Trained::open(&run.folder, Choice::default(), &registries, &Search::default());
+    let refused = trained.err().unwrap().to_string();
+    assert!(refused.contains("no weights") && refused.contains("--fresh"), "{refused}");
+    let verified = verify(&run.folder, None, &registries, &Options::default()).unwrap();
+    assert!(verified.verified && verified.to_string().contains("were removed"), "{verified}");
+    // A longer run has nothing to go on from, and is what it is without it.
+    let longer = attempt(IMAGES, &["train.epochs=3"], folder.path()).unwrap();
+    assert_eq!(longer.summary, train(IMAGES, &["train.epochs=3"]).0.summary);
+    // A part of them missing is damage.
+    std::fs::rename(&kept, &all).unwrap();
+    std::fs::remove_dir_all(all.join("step-20")).unwrap();
+    let damaged = attempt(IMAGES, &[], folder.path()).unwrap_err().to_string();
+    assert!(damaged.contains("step-20"), "{damaged}");
 }
 
 #[test]

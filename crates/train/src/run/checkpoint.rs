@@ -109,9 +109,25 @@ pub(crate) struct Loaded {
 }
 
 const STATE: &str = "state.json";
+const PLACE: &str = "checkpoints";
 
 fn place_of(run: &Path) -> PathBuf {
-    run.join("checkpoints")
+    run.join(PLACE)
+}
+
+/// Whether a run has no folder of checkpoints, not even an empty one.
+pub(crate) fn removed(run: &Path) -> bool {
+    matches!(place_of(run).try_exists(), Ok(false))
+}
+
+/// Whether a file, by its name in a run's folder, is one of a checkpoint.
+pub(crate) fn is_in_one(name: &str) -> bool {
+    name.strip_prefix(PLACE).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// The name in a run's folder of what vouches for a checkpoint.
+pub(crate) fn state_name(step: u64) -> String {
+    format!("{PLACE}/{}/{STATE}", name(step))
 }
 
 /// Where a checkpoint is made.

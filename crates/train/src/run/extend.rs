@@ -125,6 +125,7 @@ fn longest(run: &Path, recipe: &Recipe, registries: &Registries, options: &Optio
             _ => false,
         };
         let whole = summary.id == other.id() && folder::sealed(&folder, &summary, &manifest).is_empty();
+        let whole = whole && !checkpoint::removed(&folder);
         (shorter && whole).then_some(Shorter { folder, recipe: other, summary, manifest })
     };
     let all = folder::runs_in(&options.runs).unwrap_or_default().into_iter();

@@ -2,7 +2,7 @@
 //! is an error.
 //!
 //! `summary.json` vouches for itself and for all that is a function of the recipe: the metrics, the events, the last
-//! checkpoint. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments, the
+//! checkpoint unless all of them were removed. `manifest.json` vouches for itself and for what may differ between equal runs: the recipe with its comments, the
 //! times. Every checkpoint vouches for itself.
 use super::checkpoint;
 use super::inputs::Inputs;
@@ -212,7 +212,13 @@ pub(crate) fn checkpoint(path: &Path, best: bool, sections: &dyn Sections) -> Re
     let named = |step: &u64| inside.file_name() == checkpoint::path(run, *step).file_name();
     let chosen = if is_checkpoint { steps.iter().find(|step| named(step)) } else { steps.first() };
     let Some(step) = chosen else {
-        return refuse("has no checkpoint: train the run first (`train` goes on where it was)");
+        let ended = summary(run)?.is_some_and(|summary| summary.status != Status::Interrupted);
+        return refuse(match ended {
+            true => {
+                "has its results and no weights, its checkpoints were removed: `train --fresh` makes them again"
+            }
+            false => "has no checkpoint: train the run first (`train` goes on where it was)",
+        });
     };
     let mut loaded = load(*step)?;
     if best && !is_checkpoint {
@@ -341,10 +347,14 @@ fn changed(folder: &Path, name: &str, files: &BTreeMap<String, String>) -> Optio
     (found != *expected).then(|| format!("{name}: sha256 was {expected} when the run ended, is {found}"))
 }
 
-/// All files that the summary and the manifest vouch for, against what they say.
+/// All files that the summary and the manifest vouch for, against what they say. Where the folder of checkpoints is gone as a whole,
+/// somebody needed the room: the result is vouched for without them.
 pub(crate) fn sealed(folder: &Path, summary: &Summary, manifest: &Manifest) -> Vec<RunError> {
-    let mut found = differences(folder, summary.files.iter().chain(&manifest.files));
-    for name in summary.files.keys().filter(|name| name.ends_with("/state.json")) {
+    let weightless = checkpoint::removed(folder);
+    let asked = |name: &str| !(weightless && checkpoint::is_in_one(name));
+    let files = summary.files.iter().chain(&manifest.files).filter(|(name, _)| asked(name));
+    let mut found = differences(folder, files);
+    for name in summary.files.keys().filter(|name| name.ends_with("/state.json") && asked(name)) {
         let checkpoint = folder.join(name);
         found.extend(checkpoint.parent().and_then(|checkpoint| checkpoint::read(checkpoint).err()));
     }
@@ -371,7 +381,7 @@ pub(super) fn seal(folder: &Path, last: Option<u64>) -> Result<BTreeMap<String, 
     let mut names = vec!["metrics.jsonl".to_owned(), super::tensorboard::FILE.to_owned()];
     let there = |name: &&str| folder.join(name).exists();
     names.extend(Some(looks::FILE).filter(there).map(str::to_owned));
-    names.extend(last.map(|step| format!("checkpoints/step-{step}/state.json")));
+    names.extend(last.map(checkpoint::state_name));
     let sum = |name: String| {
         let (_, sum) = sha256_file(&folder.join(&name))?;
         Ok((name, sum))

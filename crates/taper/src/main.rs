@@ -6,10 +6,18 @@ use taper_train::Registries;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// Milliseconds for which mimalloc keeps what was freed, and ten times as many for whole arenas, before it is the system's again: longer than a step
+/// of training, or each step pays for a fault in every page.
+const KEEP: std::ffi::c_long = 2000;
+/// `mi_option_purge_delay`.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
 /// candle walks its graph by recursion: a long chain of ops needs a deep stack.
 const STACK: usize = 256 << 20;
 
 fn main() -> ExitCode {
+    // SAFETY: an option of the allocator in use, which takes any number.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP) };
     if let Some(revision) = option_env!("TAPER_REVISION") {
         taper_train::run::set_revision(revision);
     }

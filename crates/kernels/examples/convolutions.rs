@@ -6,8 +6,8 @@
 //! `--rounds`, `--only` a text that a shape contains, `--exact`, and `--direct` for that algorithm everywhere. The best of the rounds counts; sums are over the
 //! network's step, with the gradients of the first convolution of `airbench` that nobody computes.
 use std::time::Instant;
-use taper_kernels::Isa;
 use taper_kernels::conv::{self, Algorithm, Geometry};
+use taper_kernels::{Arithmetic, Isa, Operands};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -83,6 +83,7 @@ fn best(rounds: usize, mut f: impl FnMut()) -> f64 {
 
 fn main() -> Result<(), Failure> {
     let (mut rounds, mut threads, mut only, mut fast, mut direct) = (5, 2, String::new(), true, false);
+    let mut operands = Operands::Full;
     let mut which = String::from("resnet18/128");
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -92,13 +93,14 @@ fn main() -> Result<(), Failure> {
             "--only" => only = args.next().ok_or("--only: expected a text")?,
             "--exact" => fast = false,
             "--direct" => direct = true,
+            "--bf16" => (direct, operands) = (true, Operands::Bf16),
             _ => which = arg,
         }
     }
     let (name, batch) = which.split_once('/').ok_or("expected network/batch")?;
     let convs = network(name, batch.parse()?)?;
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
-    let isa = Isa::detect()?;
+    let by = Arithmetic { isa: Isa::detect()?, operands };
     let mut sums = [0.0; 4];
     println!("{:30} {:>5} {:>10} {:>22} {:>22} {:>22}", "shape", "times", "", "forward", "dx", "dw");
     for (count, g) in convs.into_iter().filter(|(_, g)| g.to_string().contains(&only)) {
@@ -107,9 +109,9 @@ fn main() -> Result<(), Failure> {
         let (mut y, mut dx, mut dw) = (dy.clone(), x.clone(), w.clone());
         let algorithm = if direct { Algorithm::Direct } else { Algorithm::choose::<f32>(&g, fast) };
         let times = [
-            best(rounds, || conv::forward(isa, algorithm, &g, (&x, &w, None), &mut y)),
-            best(rounds, || conv::grad_input(isa, algorithm, &g, (&dy, &w), &mut dx, false)),
-            best(rounds, || conv::grad_weight(isa, algorithm, &g, (&x, &dy), &mut dw)),
+            best(rounds, || conv::forward(by, algorithm, &g, (&x, &w, None), &mut y)),
+            best(rounds, || conv::grad_input(by, algorithm, &g, (&dy, &w), &mut dx, false)),
+            best(rounds, || conv::grad_weight(by, algorithm, &g, (&x, &dy), &mut dw)),
         ];
         let cell = |ms: f64| format!("{ms:7.2} ms {:5.0} GF/s", g.flops() as f64 / ms / 1e6);
         let [a, b, c] = times.map(cell);

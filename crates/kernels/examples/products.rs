@@ -1,14 +1,14 @@
 //! Matrix products beside PyTorch's, in turns in one call:
 //! `TAPER_PEER_PYTHON=python3 cargo run --release -p taper-kernels --example products -- 2 128x100x784:nt 1024x1024x1024`.
 //! Arguments: the number of threads, then shapes m×n×k with which of A and B lie transposed (`nt`: B, as in a linear layer,
-//! unless said); without shapes those that the networks ask for. PyTorch takes part where `TAPER_PEER_PYTHON` names a Python.
+//! unless said); without shapes those that the networks ask for. `bf16` before the shapes multiplies operands rounded to it, from f32 and
+//! to f32, as PyTorch under autocast does. PyTorch takes part where `TAPER_PEER_PYTHON` names a Python.
 //! First comes what the cores can do at most: multiply-adds of registers alone, without a load or a store.
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
-use taper_kernels::Isa;
 use taper_kernels::gemm::{Mat, product};
-use taper_kernels::{par, vectorize};
+use taper_kernels::{Arithmetic, Isa, Operands, par, vectorize};
 
 /// The benchmark's cases, then gradients of the MLP, of LSTM gates and of the decoder, and Muon's.
 const SHAPES: &[&str] = &[
@@ -38,6 +38,7 @@ const WORK: f64 = 4e8;
 const PEER: &str = r"
 import sys, time, torch
 torch.set_num_threads(int(sys.argv[1]))
+torch.set_autocast_enabled('cpu', sys.argv[2] == 'bf16')
 for line in sys.stdin:
     m, n, k, ta, tb, repeat = map(int, line.split())
     a = torch.randn(k, m).t() if ta else torch.randn(m, k)
@@ -71,10 +72,11 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(threads: &str) -> Option<Self> {
+    fn start(threads: &str, operands: Operands) -> Option<Self> {
         let python = std::env::var_os("TAPER_PEER_PYTHON")?;
         let mut command = Command::new(python);
-        command.args(["-c", PEER, threads]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let precision = if operands == Operands::Bf16 { "bf16" } else { "f32" };
+        command.args(["-c", PEER, threads, precision]).stdin(Stdio::piped()).stdout(Stdio::piped());
         if Isa::detect().ok()?.name() == "avx2" {
             command.envs([("ATEN_CPU_CAPABILITY", "avx2"), ("ONEDNN_MAX_CPU_ISA", "AVX2")]);
             command.env("MKL_ENABLE_INSTRUCTIONS", "AVX2");
@@ -98,7 +100,7 @@ impl Peer {
     }
 }
 
-fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f64>, Vec<f64>)> {
+fn measure(by: Arithmetic, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f64>, Vec<f64>)> {
     let [m, n, k] = case.sizes;
     let numbers = |count: usize| (0..count).map(|i| ((i * 7919) % 1009) as f32 / 505.0 - 1.0).collect();
     let (a, b): (Vec<f32>, Vec<f32>) = (numbers(m * k), numbers(k * n));
@@ -110,13 +112,13 @@ fn measure(isa: Isa, case: &Case, peer: &mut Option<Peer>) -> Option<(f64, Vec<f
     if let Some(peer) = peer {
         peer.say(&format!("{m} {n} {k} {} {} {repeat}", i32::from(ta), i32::from(tb))).ok()?;
     }
-    std::hint::black_box(product(isa, a, b));
+    std::hint::black_box(product(by, a, b));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         std::thread::sleep(PAUSE);
         let start = Instant::now();
         for _ in 0..repeat {
-            std::hint::black_box(product(isa, a, b));
+            std::hint::black_box(product(by, a, b));
         }
         ours.push(start.elapsed().as_secs_f64() / repeat as f64);
         std::thread::sleep(PAUSE);
@@ -161,13 +163,17 @@ fn main() -> Result<(), String> {
     let threads = arguments.next().unwrap_or_else(|| "1".into());
     let count = threads.parse().map_err(|_| format!("threads: expected a number, found `{threads}`"))?;
     let mut shapes: Vec<String> = arguments.collect();
+    let operands = match shapes.first().is_some_and(|shape| shape == "bf16") {
+        true => (shapes.remove(0), Operands::Bf16).1,
+        false => Operands::Full,
+    };
     if shapes.is_empty() {
         shapes = SHAPES.iter().map(ToString::to_string).collect();
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(count).use_current_thread().build();
     let _pool = pool.map_err(|e| e.to_string())?;
     let isa = Isa::detect().map_err(|e| e.to_string())?;
-    let mut peer = Peer::start(&threads);
+    let mut peer = Peer::start(&threads, operands);
     // In plain Rust a multiply-add is a call of a function.
     if isa.name() != "portable" {
         println!("{:>22} {:>9} {:9.1}", "registers alone", "", peak(isa, count));
@@ -175,7 +181,8 @@ fn main() -> Result<(), String> {
     println!("{:>22} {:>9} {:>9} {:>9} {:>6}", isa.name(), "ms", "GFLOP/s", "torch ms", "ratio");
     for shape in shapes {
         let case = parse(&shape).ok_or_else(|| format!("expected m×n×k:nt, found `{shape}`"))?;
-        let (gflop, ours, theirs) = measure(isa, &case, &mut peer).ok_or("PyTorch went away")?;
+        let (gflop, ours, theirs) =
+            measure(Arithmetic { isa, operands }, &case, &mut peer).ok_or("PyTorch went away")?;
         let best = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
         let (ms, peer_ms) = (1e3 * best(&ours), 1e3 * best(&theirs));
         let rate = 1e3 * gflop / ms;

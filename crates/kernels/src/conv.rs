@@ -5,8 +5,8 @@
 //! direct one: Winograd's sums of inputs would be rounded once more. (A depthwise convolution is no product and stays in f32.)
 use super::conv_direct::Plain;
 use super::{
-    Arithmetic, Operands, Real, as_f32, as_f32_mut, conv_depthwise, conv_direct, conv_wino, with_products,
-    with_simd,
+    Arithmetic, Operands, Real, as_f32, as_f32_mut, conv_amx, conv_depthwise, conv_direct, conv_wino,
+    with_products, with_simd,
 };
 use rayon::prelude::*;
 
@@ -206,7 +206,10 @@ fn convolve_f32(
         Algorithm::Winograd2 => with_simd!(isa, s => conv_wino::conv::<_, 4, 2>(s, g, pass, xw, y, add)),
         Algorithm::Winograd4 => with_simd!(isa, s => conv_wino::conv::<_, 6, 4>(s, g, pass, xw, y, add)),
         Algorithm::Depthwise => with_simd!(isa, s => conv_depthwise::conv(s, g, pass, xw, y, add)),
-        Algorithm::Direct => with_products!(by, s => conv_direct::conv(s, g, pass, xw, y, add)),
+        Algorithm::Direct => match by.amx().filter(|_| conv_amx::fits(g)) {
+            Some(amx) => conv_amx::conv(amx, g, pass, xw, y, add),
+            None => with_products!(by, s => conv_direct::conv(s, g, pass, xw, y, add)),
+        },
     }
 }
 
@@ -233,7 +236,10 @@ fn grad_weight_f32(by: Arithmetic, algo: Algorithm, g: &Geometry, xdy: (&[f32], 
         Algorithm::Winograd2 => with_simd!(isa, s => conv_wino::grad_weight::<_, 4, 2>(s, g, xdy, dw)),
         Algorithm::Winograd4 => with_simd!(isa, s => conv_wino::grad_weight::<_, 6, 4>(s, g, xdy, dw)),
         Algorithm::Depthwise => with_simd!(isa, s => conv_depthwise::grad_weight(s, g, xdy, dw)),
-        Algorithm::Direct => with_products!(by, s => conv_direct::grad_weight(s, g, xdy, dw)),
+        Algorithm::Direct => match by.amx().filter(|_| conv_amx::fits(g)) {
+            Some(amx) => conv_amx::grad_weight(amx, g, xdy, dw),
+            None => with_products!(by, s => conv_direct::grad_weight(s, g, xdy, dw)),
+        },
     }
 }
 
@@ -401,6 +407,8 @@ mod tests {
             three([40, 16, 16], [64, 64]),
             // Weights too large for L3: in two parts, and several sweeps of the weight gradient for each.
             three([35, 8, 8], [272, 272]),
+            // Few channels and many tiles: weight gradients in parts.
+            three([160, 12, 11], [20, 26]),
         ];
         for g in shapes {
             // Against the direct sums in f64, which the definition has judged: these shapes are too large for it.
@@ -438,6 +446,8 @@ mod tests {
             geometry([9, 12, 12], [48, 80], [3, 3], [1, 1], [1, 1], 1),
             // Weights and gradients too large for L2, in several sweeps.
             geometry([13, 8, 8], [272, 144], [3, 3], [1, 1], [1, 1], 1),
+            // Few channels and many tiles: weight gradients in parts.
+            geometry([90, 15, 15], [24, 17], [3, 3], [1, 1], [1, 1], 1),
             geometry([5, 9, 9], [24, 40], [3, 3], [2, 2], [1, 1], 1),
             geometry([7, 6, 6], [200, 72], [1, 1], [1, 1], [0, 0], 1),
             geometry([3, 9, 9], [20, 20], [3, 3], [2, 2], [1, 1], 20),
@@ -458,7 +468,13 @@ mod tests {
     fn bf16_convolves_the_rounded_operands_with_the_same_bits_everywhere() {
         let rounded = |x: &[f32]| -> Vec<f32> { x.iter().map(|x| crate::simd::pairs::to_bf16(*x)).collect() };
         let doubles = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
-        for g in table() {
+        let more = [
+            // Several blocks of images, the last with few; rows in bands; weights in parts; a band without a tap.
+            geometry([70, 9, 7], [40, 70], [3, 3], [1, 1], [1, 1], 1),
+            geometry([33, 40, 40], [33, 65], [3, 3], [2, 2], [1, 1], 1),
+            geometry([3, 5, 5], [8, 8], [1, 1], [3, 3], [0, 0], 1),
+        ];
+        for g in table().into_iter().chain(more) {
             let [x, w, dy] =
                 [(g.x_len(), 1), (g.w_len(), 2), (g.y_len(), 3)].map(|(n, salt)| numbers::<f32>(n, salt).0);
             if Algorithm::choose::<f32>(&g, true) == Algorithm::Depthwise {
@@ -479,12 +495,14 @@ mod tests {
                 })
             };
             let found = run(Isa::PORTABLE, 1);
-            for (found, want) in found.iter().zip(&want) {
-                close(&format!("bf16 {g:?}"), found, want, 2e-6);
-            }
             for isa in Isa::available() {
-                for threads in [1, 3] {
-                    assert_eq!(run(isa, threads), found, "{} {g:?}", isa.name());
+                // Matrices are summed up in an order of their own.
+                let one = if isa.multiplies_matrices() { run(isa, 1) } else { found.clone() };
+                for (one, want) in one.iter().zip(&want) {
+                    close(&format!("bf16 {} {g:?}", isa.name()), one, want, 2e-6);
+                }
+                for threads in [1, 2, 3, 7, 64] {
+                    assert!(run(isa, threads) == one, "{} {g:?}, {threads} threads", isa.name());
                 }
             }
         }

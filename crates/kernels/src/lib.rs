@@ -9,6 +9,7 @@ pub mod batch_norm;
 pub mod buffer;
 pub mod compare;
 pub mod conv;
+mod conv_amx;
 mod conv_depthwise;
 mod conv_direct;
 mod conv_wino;
@@ -38,8 +39,9 @@ use std::time::Instant;
 macro_rules! with_simd {
     ($isa:expr, $s:ident => $body:expr) => {
         match $isa.level() {
+            // AMX has no vectors of its own.
             #[cfg(target_arch = "x86_64")]
-            $crate::Level::Avx512 => {
+            $crate::Level::Avx512 | $crate::Level::Amx => {
                 // SAFETY: an `Isa` of this level exists only where its instructions were detected.
                 let $s = unsafe { $crate::simd::avx512::Avx512::<false>::new() };
                 $body
@@ -71,7 +73,7 @@ macro_rules! with_products {
         match ($by.operands, $by.isa.level()) {
             ($crate::Operands::Full, _) => $crate::with_simd!($by.isa, $s => $body),
             #[cfg(target_arch = "x86_64")]
-            ($crate::Operands::Bf16, $crate::Level::Avx512) if $crate::has_bf16() => {
+            ($crate::Operands::Bf16, $crate::Level::Avx512 | $crate::Level::Amx) if $crate::has_bf16() => {
                 // SAFETY: the level's instructions were detected, and so was BF16.
                 let $s = $crate::simd::pairs::Pairs(unsafe { $crate::simd::avx512::Avx512::<true>::new() });
                 $body
@@ -118,6 +120,9 @@ pub enum Level {
     /// Vectors of sixteen, of integers of 64 bits and of fewer lanes too: all that x86-64-v4 has beyond AVX2 but bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same, and matrices of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 impl Level {
@@ -129,6 +134,8 @@ impl Level {
         Level::Avx2,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx,
     ];
 
     fn name(self) -> &'static str {
@@ -140,6 +147,8 @@ impl Level {
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => "amx",
         }
     }
 
@@ -158,6 +167,8 @@ impl Level {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => Level::Avx512.is_there() && simd::amx::is_there(),
         }
     }
 }
@@ -215,6 +226,12 @@ impl Isa {
         with_simd!(self, s => of(s))
     }
 
+    /// Whether products of bf16 are those of whole matrices here (AMX), which adds up terms in an order of its own: of all that is
+    /// computed by an `Isa` only such products have other bits than they have by vectors.
+    pub fn multiplies_matrices(self) -> bool {
+        Arithmetic { isa: self, operands: Operands::Bf16 }.amx().is_some()
+    }
+
     /// `self` where the element type has kernels for it: only f32 has any beyond the portable ones.
     pub fn of<T: Real>(self) -> Self {
         if T::IS_F32 { self } else { Isa::PORTABLE }
@@ -251,12 +268,35 @@ impl From<Isa> for Arithmetic {
     }
 }
 
+impl Arithmetic {
+    /// The name of the instructions that decide its bits: AMX's products are of bf16 alone.
+    pub fn name(self) -> &'static str {
+        match self.isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx if self.operands == Operands::Full => Level::Avx512.name(),
+            level => level.name(),
+        }
+    }
+
+    /// What multiplies matrices of these operands whole, if there is such a thing.
+    fn amx(self) -> Option<simd::amx::Amx> {
+        #[cfg(target_arch = "x86_64")]
+        if (self.operands, self.isa.level()) == (Operands::Bf16, Level::Amx) {
+            // SAFETY: an `Isa` of this level exists only where AMX was detected and granted.
+            return Some(unsafe { simd::amx::Amx::new() });
+        }
+        None
+    }
+}
+
 /// Whether products of bf16 have an instruction of their own here, by which they are faster than those of f32. Elsewhere they are
 /// made of f32's, with the same bits.
 pub fn multiplies_bf16(isa: Isa) -> bool {
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => has_bf16(),
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx => true,
         _ => false,
     }
 }

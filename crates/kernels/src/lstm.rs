@@ -188,11 +188,11 @@ pub fn backward<T: Real>(
 
 /// The steps in f32; not generic, so that they are compiled once.
 fn forward_f32(by: Arithmetic, layer: &Layer<f32>, out: [&mut [f32]; 3]) {
-    with_products!(by, s => recurrence::forward(s, layer, out));
+    with_products!(by, s => recurrence::forward(s, by.amx(), layer, out));
 }
 
 fn backward_f32(by: Arithmetic, layer: &Layer<f32>, gates: &mut [f32], cells: &[f32], dy: &[f32]) {
-    with_products!(by, s => recurrence::backward(s, layer, gates, cells, dy));
+    with_products!(by, s => recurrence::backward(s, by.amx(), layer, gates, cells, dy));
 }
 
 #[cfg(test)]

@@ -41,10 +41,10 @@ pub mod trace;
 mod transformer;
 pub mod vit;
 
-/// The instruction set that kernels are chosen by: results are equal bit for bit where it is. The best one of this CPU, or the
-/// one that the variable `TAPER_ISA` names; an error if the CPU has it not.
-pub fn instruction_set() -> Result<&'static str> {
-    Ok(kernels::Isa::detect()?.name())
+/// The instruction set that kernels for products of such operands are chosen by: results are equal bit for bit where it is. The best one
+/// of this CPU, or the one that the variable `TAPER_ISA` names; an error if the CPU has it not.
+pub fn instruction_set(operands: ops::Operands) -> Result<&'static str> {
+    Ok(kernels::Arithmetic { isa: kernels::Isa::detect()?, operands }.name())
 }
 
 /// Fills memory that kernels have not written yet with NaN from now on: for tests, which then notice whoever reads it.

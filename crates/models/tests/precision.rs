@@ -145,7 +145,7 @@ fn layers_between_features_multiply_rounded_operands_with_the_same_bits_everywhe
         for gelu in [None, Some(Gelu::Exact), Some(Gelu::Tanh)] {
             let all = |isa: Isa| with_isa(isa, || bits(&run(added, gelu).each_ref()));
             let first = all(Isa::PORTABLE);
-            for isa in Isa::available() {
+            for isa in Isa::available().into_iter().filter(|isa| !isa.multiplies_matrices()) {
                 assert!(all(isa) == first, "{} {gelu:?} {added}", isa.name());
             }
         }

@@ -321,6 +321,32 @@ fn all_processes_of_a_command_compute_with_what_was_asked_for() {
 }
 
 #[test]
+fn a_run_names_the_instructions_that_decide_its_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = recipe(folder.path(), SMALL);
+    let kernels = |isa: Isa, precision: &str| {
+        let runs = folder.path().join(format!("{}-{precision}", isa.name()));
+        let set = format!("train.precision={precision}");
+        let args = ["train", &mine, "--isa", isa.name(), "--set", &set, "--runs", runs.to_str().unwrap()];
+        let output = run(&args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let folder = std::path::PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
+        let manifest = std::fs::read(folder.join("manifest.json")).unwrap();
+        let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+        let metrics = std::fs::read(folder.join("metrics.jsonl")).unwrap();
+        (manifest["kernels"].as_str().unwrap().to_owned(), metrics)
+    };
+    let best = Isa::best();
+    assert_eq!(kernels(best, "bf16").0, best.name());
+    if best.multiplies_matrices() {
+        // The same name and the same bits: AMX computes nothing in f32.
+        let vectors = *Isa::available().iter().rfind(|isa| !isa.multiplies_matrices()).unwrap();
+        assert_eq!(kernels(best, "f32"), kernels(vectors, "f32"));
+        assert_eq!(kernels(vectors, "f32").0, vectors.name());
+    }
+}
+
+#[test]
 fn optimizers_round_alike_with_every_instruction_set() {
     let folder = tempfile::tempdir().unwrap();
     let mine = recipe(
@@ -375,6 +401,12 @@ fn a_benchmark_limits_pytorch_as_it_does_our_side_and_measures_it_in_bf16_too() 
     assert!(lines[0].contains("\"bf16\":false") && lines[1].contains("\"bf16\":true"), "{asked}");
     let limited = |line: &&str| line.starts_with("default SSE41 SSE4_2 ");
     assert_eq!(lines.iter().all(limited), Isa::best() != Isa::PORTABLE, "{asked}");
+    // AMX is more than AVX-512, which has bf16 where there is AMX.
+    if Isa::best().multiplies_matrices() {
+        let (_, asked) = bench(&["--isa", "avx512"]);
+        let limited = |line: &str| line.starts_with("avx512 AVX512_CORE_BF16 AVX512 {");
+        assert!(asked.lines().count() == 2 && asked.lines().all(limited), "{asked}");
+    }
     // What this CPU does best is not limited.
     let (_, asked) = bench(&["--isa", Isa::best().name()]);
     assert!(asked.starts_with("   {"), "{asked}");

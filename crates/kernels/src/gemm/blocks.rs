@@ -63,6 +63,14 @@ pub(super) const LIMITS: Limits = Limits {
     parts: 1 << 22,
 };
 
+/// [`LIMITS`] of vectors of so many lanes: CPUs with AVX-512 have twice the L2 cache.
+pub(super) const fn limits(lanes: usize) -> Limits {
+    Limits { rows: if lanes >= 16 { 192 } else { LIMITS.rows }, ..LIMITS }
+}
+
+/// Those of a kernel that multiplies ten times as fast: larger tasks, and blocks of A so high that panels of B arrive in time.
+pub(super) const FAST: Limits = Limits { serial: 1 << 20, task: 1 << 22, rows: 384, ..LIMITS };
+
 /// Elements that are asked for at a time.
 const LINE: usize = 16;
 /// Lines that a tile asks for, at most: a few tiles cannot hide the way of a whole panel.
@@ -194,21 +202,23 @@ unsafe fn begin<E: Real>(
     Into::Add
 }
 
-/// `total` in equal pieces of at most `most`, each with its first; of nothing, one piece of nothing.
-fn pieces(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+/// `total` terms in equal pieces of at most `most`, each with its first; of nothing, one piece of nothing. Where packed terms are rounded
+/// up to many, all pieces but the last have a multiple of them.
+fn pieces<K: Kernel>(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let length = total.div_ceil(total.div_ceil(most).max(1)).max(1);
+    let length = if K::STEP > K::TERMS { length.next_multiple_of(K::STEP) } else { length };
     (0..total.max(1)).step_by(length).map(move |first| (first, length.min(total - first)))
 }
 
 /// Elements that hold so many terms of a row.
 #[inline(always)]
 fn packed<K: Kernel>(terms: usize) -> usize {
-    terms.div_ceil(K::TERMS)
+    terms.next_multiple_of(K::STEP) / K::TERMS
 }
 
 /// The terms that are packed of one tile or panel before those of the next: a few if their lines hold many of them.
-fn steps(terms: usize, across: usize) -> impl Iterator<Item = (usize, usize)> {
-    let step = if across == 1 { 16 } else { terms };
+fn steps<K: Kernel>(terms: usize, across: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = if across == 1 { K::STEP.max(16) } else { terms };
     (0..terms).step_by(step.max(1)).map(move |first| (first, step.min(terms - first)))
 }
 
@@ -220,7 +230,7 @@ fn tiles<K: Kernel>(rows: usize) -> impl Iterator<Item = (usize, usize)> + Clone
         let high = match rows - first {
             0 => return None,
             left if left <= K::ROWS => left,
-            left if left < 2 * K::ROWS => left.div_ceil(2),
+            left if left < 2 * K::ROWS => left.div_ceil(2).next_multiple_of(K::ROUND),
             _ => K::ROWS,
         };
         first += high;
@@ -280,12 +290,13 @@ unsafe fn whole<K: Kernel>(
         false => all,
     };
     let (high, wide) = (extent(pack_a, cut.rows, m), extent(pack_b, cut.columns, n));
-    let mut a_packed = Buf::dirty(if pack_a { high * at_once } else { 0 });
-    let mut b_packed = Buf::dirty(if pack_b { wide * at_once } else { 0 });
+    let row = at_once.next_multiple_of(K::STEP);
+    let mut a_packed = Buf::dirty(if pack_a { high * row } else { 0 });
+    let mut b_packed = Buf::dirty(if pack_b { wide * row } else { 0 });
     let a_to = pack_a.then(|| Shared::new(&mut a_packed));
     let b_to = pack_b.then(|| Shared::new(&mut b_packed));
     let job = Job { kernel, limits, a, b, c, start, cut, a_to, b_to };
-    for terms in pieces(k, at_once) {
+    for terms in pieces::<K>(k, at_once) {
         for j in (0..n).step_by(wide) {
             for i in (0..m).step_by(high) {
                 let chunk = Chunk { rows: (i, high.min(m - i)), columns: (j, wide.min(n - j)), terms };
@@ -370,14 +381,14 @@ impl<K: Kernel> Job<'_, K> {
             tiles::<K>(self.cut.rows.min(rows - block)).map(move |(i, high)| (block + i, high))
         });
         let tiles = all.skip(which.start).take(which.len());
-        for (p, length) in pieces(terms, self.limits.terms.min(K::DEPTH)) {
-            for (q, some) in steps(length, self.a.rs) {
+        for (p, length) in pieces::<K>(terms, self.limits.terms.min(K::DEPTH)) {
+            for (q, some) in steps::<K>(length, self.a.rs) {
                 for (i, high) in tiles.clone() {
                     let from = (self.a.at(i0 + i, p0 + p + q), self.a.rs, self.a.cs, rows - i);
                     // SAFETY: the tile lies in A, and its place in the buffer, by the caller's promise.
                     unsafe {
                         let to = (to.at(p * rows + i * packed::<K>(length) + packed::<K>(q) * high), high);
-                        self.kernel.pack((high, some), from, to);
+                        self.kernel.pack_rows((high, some), from, to);
                     }
                 }
             }
@@ -392,8 +403,8 @@ impl<K: Kernel> Job<'_, K> {
         let ((j0, columns), (p0, terms)) = (chunk.columns, chunk.terms);
         let wide = columns.next_multiple_of(K::PANEL);
         let Some(to) = self.b_to else { return };
-        for (p, length) in pieces(terms, self.limits.terms.min(K::DEPTH)) {
-            for (q, some) in steps(length, self.b.cs) {
+        for (p, length) in pieces::<K>(terms, self.limits.terms.min(K::DEPTH)) {
+            for (q, some) in steps::<K>(length, self.b.cs) {
                 for j in which.clone().map(|panel| panel * K::PANEL) {
                     let left = columns - j;
                     let from = (self.b.at(p0 + p + q, j0 + j), self.b.cs, self.b.rs, left);
@@ -434,7 +445,7 @@ impl<K: Kernel> Job<'_, K> {
                     0 => unsafe { begin(self.start, self.c, (row, column), (rows, columns)) },
                     _ => Into::Add,
                 };
-                for piece in pieces(terms, self.limits.terms.min(K::DEPTH)) {
+                for piece in pieces::<K>(terms, self.limits.terms.min(K::DEPTH)) {
                     for j in (0..columns).step_by(K::PANEL) {
                         let width = K::PANEL.min(columns - j);
                         // The next panel arrives a few lines a tile.

@@ -16,6 +16,10 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     const LANES: usize;
     /// Terms of a sum in an element of the packed operands. With more than one, both are packed always.
     const TERMS: usize = 1;
+    /// Terms that packed operands have a multiple of, the last ones zero.
+    const STEP: usize = Self::TERMS;
+    /// Rows of a tile that take as long as one.
+    const ROUND: usize = 1;
 
     /// Terms summed in registers before they are added to C, at most: as many as a panel of B in the L1 cache has, and no more, so
     /// that the rounding error stays low.
@@ -58,6 +62,20 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     ) {
         // SAFETY: the caller's promise.
         unsafe { pack(self, size, from, to) }
+    }
+
+    /// The same for a tile of rows of A, which are at most [`Kernel::ROWS`] and lie so far apart.
+    ///
+    /// # Safety
+    /// As [`Kernel::pack`].
+    unsafe fn pack_rows(
+        self,
+        size: (usize, usize),
+        from: (*const Self::E, usize, usize, usize),
+        to: (*mut Self::E, usize),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe { self.pack(size, from, to) }
     }
 
     /// Asks for a cache line of f32 ahead of its use, which need not be valid.

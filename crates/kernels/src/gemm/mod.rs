@@ -220,8 +220,14 @@ pub(crate) unsafe fn multiply_f32(
     start: Start<f32>,
     part: Part,
 ) {
+    if let Some(amx) = by.amx() {
+        // SAFETY: the caller's promise.
+        return unsafe { blocks::multiply(amx, &blocks::FAST, a, b, c, start, part) };
+    }
     // SAFETY: the caller's promise.
-    with_products!(by, s => unsafe { blocks::multiply(s, &blocks::LIMITS, a, b, c, start, part) })
+    with_products!(by, s => unsafe {
+        blocks::multiply(s, &blocks::limits(by.isa.lanes()), a, b, c, start, part)
+    })
 }
 
 /// [`Real::multiply`].

@@ -238,7 +238,11 @@ fn a_product_of_bf16_is_that_of_the_rounded_operands_with_the_same_bits_everywhe
         let found = product(Isa::PORTABLE, ways[0]);
         for isa in Isa::available() {
             for (way, operands) in ways.into_iter().enumerate() {
-                assert_eq!(product(isa, operands), found, "{} {way}: {m} {n} {k}", isa.name());
+                let same = match isa.multiplies_matrices() {
+                    false => product(isa, operands) == found,
+                    true => product(isa, operands) == by_matrices(&a, &b, &row, k),
+                };
+                assert!(same, "{} {way}: {m} {n} {k}", isa.name());
             }
         }
         for (at, found) in found.iter().enumerate() {
@@ -248,6 +252,64 @@ fn a_product_of_bf16_is_that_of_the_rounded_operands_with_the_same_bits_everywhe
             let size = (0..k).map(|p| term(p).abs()).sum::<f64>() + f64::from(row[j].abs());
             let limit = f64::from(f32::EPSILON) * (k as f64 + 3.0) * size;
             assert!((f64::from(*found) - want).abs() <= limit, "{m} {n} {k}: {found} {want}");
+        }
+    }
+}
+
+/// A Bᵀ and a row in the order of AMX: of 32 terms at a time all first ones of the pairs, all second ones, and both sums. (A small result of
+/// many terms is summed in parts.)
+fn by_matrices(a: &[f32], b: &[f32], row: &[f32], k: usize) -> Vec<f32> {
+    use crate::simd::pairs::to_bf16;
+    let parts = if k >= 4 * LIMITS.part { k / LIMITS.part } else { 1 };
+    let sum = |start: f32, a: &[f32], b: &[f32]| {
+        a.chunks(32).zip(b.chunks(32)).fold(start, |sum, (a, b)| {
+            let every_second = |first: usize| {
+                let terms = a.iter().zip(b).skip(first).step_by(2);
+                terms.fold(0f32, |sum, (a, b)| to_bf16(*a).mul_add(to_bf16(*b), sum))
+            };
+            sum + (every_second(0) + every_second(1))
+        })
+    };
+    let rows = |x: &[f32]| x.chunks(k.max(1)).map(<[f32]>::to_vec).collect::<Vec<_>>();
+    let element = |a: &Vec<f32>, (b, start): (&Vec<f32>, &f32)| {
+        if parts == 1 {
+            return sum(*start, a, b);
+        }
+        let length = k.div_ceil(parts);
+        a.chunks(length).zip(b.chunks(length)).fold(*start, |all, (a, b)| all + sum(0.0, a, b))
+    };
+    if k == 0 {
+        return row.repeat(3);
+    }
+    let b = rows(b);
+    rows(a).iter().flat_map(|a| b.iter().zip(row).map(|b| element(a, b)).collect::<Vec<_>>()).collect()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn matrices_are_multiplied_within_any_limits() {
+    let Some(isa) = Isa::available().into_iter().find(|isa| isa.multiplies_matrices()) else { return };
+    let amx = Arithmetic { isa, operands: Operands::Bf16 }.amx().unwrap();
+    for number in 0..300 {
+        let (case, limits) = drawn(number);
+        // Products of whole numbers up to 8 are exact, whatever the order.
+        let (m, n, k) = case.sizes;
+        let whole = |n: usize, salt: usize| -> Vec<f32> {
+            (0..n).map(|i| ((i * 7919 + salt * 104_729) % 17) as f32 - 8.0).collect()
+        };
+        let (a, b) = (whole(m * k, 1), whole(k * n, 2));
+        let [ta, tb] = case.transposed;
+        let a = if ta { Mat::new(&a, k, m).t() } else { Mat::new(&a, m, k) };
+        let b = if tb { Mat::new(&b, n, k).t() } else { Mat::new(&b, k, n) };
+        let mut c = vec![f32::NAN; m * (n + 3)];
+        // SAFETY: C has rows of n + 3 elements.
+        unsafe {
+            blocks::multiply(amx, &limits, a, b, (c.as_mut_ptr(), n + 3), Start::Zero, Part::All);
+        }
+        let want = product(Isa::PORTABLE, a, b);
+        for (i, row) in c.chunks(n + 3).enumerate() {
+            assert_eq!(row[..n], want[i * n..][..n], "{case:?} {limits:?} {i}");
+            assert!(row[n..].iter().all(|x| x.is_nan()), "{case:?} {limits:?} {i}: a gap was written");
         }
     }
 }

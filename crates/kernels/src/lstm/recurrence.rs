@@ -9,6 +9,7 @@
 //!
 //! Sums lie in tiles as the panels do, padded to whole vectors: only what is read from and written to the sequence knows where
 //! the units end.
+use super::super::simd::amx::{Amx, Operand, SIDE};
 use super::super::simd::pairs::{pair, pair_terms};
 use super::super::simd::{Into, Simd, read, tiles, write};
 use super::super::{Buf, Shared, vmath};
@@ -81,18 +82,47 @@ unsafe fn multiply<S: Simd, const MR: usize, const NV: usize>(
     );
 }
 
-/// `c += a·panel` for `m` rows of a tile as wide as the panel, which has `k` rows of `vectors`.
+/// `c += a·panel` for `m` rows of a tile as wide as the panel, which has `k` rows of `vectors`; by AMX, `k` is a multiple of its rows.
 ///
 /// # Safety
 /// As [`multiply`], for `m` rows.
 unsafe fn panel<S: Simd>(
     s: S,
+    amx: Option<Amx>,
     (m, k, vectors): (usize, usize, usize),
     (a, rsa): (*const f32, usize),
     panel: *const f32,
     c: *mut f32,
 ) {
     let (width, groups) = (vectors * S::LANES, m.div_ceil(6));
+    if let Some(amx) = amx {
+        const F32: usize = size_of::<f32>();
+        let wide = 2 * SIDE;
+        return amx.with_registers(|| {
+            for j in (0..width).step_by(wide) {
+                for i in (0..m).step_by(wide) {
+                    let a = Operand {
+                        at: a.wrapping_add(i * rsa).cast(),
+                        row: F32 * rsa,
+                        second: F32 * SIDE * rsa,
+                        step: F32 * SIDE,
+                    };
+                    let b = Operand {
+                        at: panel.wrapping_add(j).cast(),
+                        row: F32 * width,
+                        second: F32 * SIDE,
+                        step: F32 * SIDE * width,
+                    };
+                    let (size, operands) = ((wide.min(m - i), wide.min(width - j)), std::iter::once((a, b)));
+                    // SAFETY: rows `i..` of A and the tile, columns `j..` of the tile and the panel.
+                    unsafe {
+                        let c = (c.add(i * width + j), width);
+                        amx.product(size, k / SIDE, operands, c, Into::Add);
+                    }
+                }
+            }
+        });
+    }
     for p in (0..k).step_by(BLOCK) {
         let kc = BLOCK.min(k - p);
         let stride = width.div_ceil(groups);
@@ -129,41 +159,64 @@ fn copy_kept(out: &mut [f32], w: &[f32], kept: Option<Kept>, from: usize) {
 
 /// The rows of a panel as its tiles read them: as they are, or in pairs. (In place: a pair never lies behind the rows it is made of.)
 #[inline(always)]
-fn pair_panel<S: Simd>(_: S, panel: &mut [f32], width: usize) {
+fn pair_panel<S: Simd>(_: S, round: usize, panel: &mut [f32], width: usize) {
     if S::TERMS == 1 {
         return;
     }
     let rows = panel.len() / width;
-    for q in 0..rows.div_ceil(2) {
+    let pairs = rows.div_ceil(2);
+    for q in 0..pairs {
         for at in q * width..(q + 1) * width {
             let from = at + q * width;
             let second = if 2 * q + 1 < rows { panel[from + width] } else { 0.0 };
             panel[at] = pair(panel[from], second);
         }
     }
+    panel[pairs * width..pairs.next_multiple_of(round) * width].fill(0.0);
+}
+
+/// AMX where a state has as many units as rows of pairs are rounded up to.
+fn for_units(amx: Option<Amx>, hidden: usize) -> Option<Amx> {
+    amx.filter(|_| hidden >= 2 * SIDE)
+}
+
+/// What the number of pairs of terms is rounded up to, with zeros.
+fn rounding(amx: Option<Amx>) -> usize {
+    if amx.is_some() { SIDE } else { 1 }
 }
 
 /// Rows of `k` terms as tiles read them, and how far apart they are: as they are, or in pairs in a buffer.
-fn operand<'a, S: Simd>(s: S, rows: &'a [f32], k: usize, pairs: &'a mut [f32]) -> (&'a [f32], usize) {
+fn operand<'a, S: Simd>(
+    s: S,
+    round: usize,
+    rows: &'a [f32],
+    k: usize,
+    pairs: &'a mut [f32],
+) -> (&'a [f32], usize) {
     if S::TERMS == 1 {
         return (rows, k);
     }
-    let length = k.div_ceil(S::TERMS);
+    let length = k.div_ceil(S::TERMS).next_multiple_of(round);
     s.run(
         #[inline(always)]
-        || pairs.chunks_exact_mut(length).zip(rows.chunks_exact(k)).for_each(|(to, row)| pair_terms(to, row)),
+        || {
+            for (to, row) in pairs.chunks_exact_mut(length).zip(rows.chunks_exact(k)) {
+                pair_terms(to, row);
+                to[k.div_ceil(S::TERMS)..].fill(0.0);
+            }
+        },
     );
     (pairs, length)
 }
 
 /// Room for the pairs of `rows` rows of `k` terms, where there are any.
-fn room<S: Simd>(_: S, rows: usize, k: usize) -> Buf<f32> {
-    Buf::dirty(if S::TERMS == 1 { 0 } else { rows * k.div_ceil(S::TERMS) })
+fn room<S: Simd>(_: S, round: usize, rows: usize, k: usize) -> Buf<f32> {
+    Buf::dirty(if S::TERMS == 1 { 0 } else { rows * k.div_ceil(S::TERMS).next_multiple_of(round) })
 }
 
 /// Forward panels: for each vector of units its four gates, as many of them side by side as a tile has vectors. Row `k` of a
 /// panel holds, gate by gate, column `k` of the weights.
-fn pack_gates<S: Simd>(s: S, layer: &Layer<f32>) -> Buf<f32> {
+fn pack_gates<S: Simd>(s: S, round: usize, layer: &Layer<f32>) -> Buf<f32> {
     let (hidden, lanes) = (layer.dims.hidden, S::LANES);
     let (wide, width) = (wide::<S>(), wide::<S>() * lanes);
     let mut packed = Buf::dirty(hidden.div_ceil(lanes) * hidden * 4 * lanes);
@@ -193,7 +246,7 @@ fn pack_gates<S: Simd>(s: S, layer: &Layer<f32>) -> Buf<f32> {
                         }
                     }
                 }
-                panels.chunks_exact_mut(hidden * width).for_each(|panel| pair_panel(s, panel, width));
+                panels.chunks_exact_mut(hidden * width).for_each(|panel| pair_panel(s, round, panel, width));
             },
         );
     });
@@ -201,7 +254,7 @@ fn pack_gates<S: Simd>(s: S, layer: &Layer<f32>) -> Buf<f32> {
 }
 
 /// Backward panels: row `j` of panel `p` holds columns `p·width..` of row `j` of the weights.
-fn pack_units<S: Simd>(s: S, layer: &Layer<f32>, width: usize) -> Buf<f32> {
+fn pack_units<S: Simd>(s: S, round: usize, layer: &Layer<f32>, width: usize) -> Buf<f32> {
     let hidden = layer.dims.hidden;
     let mut packed = Buf::dirty(hidden.div_ceil(width) * 4 * hidden * width);
     packed.par_chunks_mut(4 * hidden * width).enumerate().for_each(|(p, panel)| {
@@ -214,7 +267,7 @@ fn pack_units<S: Simd>(s: S, layer: &Layer<f32>, width: usize) -> Buf<f32> {
                     copy_kept(inside, layer.w_hh, layer.kept, j * hidden + p * width);
                     beyond.fill(0.0);
                 }
-                pair_panel(s, panel, width);
+                pair_panel(s, round, panel, width);
             },
         );
     });
@@ -222,13 +275,20 @@ fn pack_units<S: Simd>(s: S, layer: &Layer<f32>, width: usize) -> Buf<f32> {
 }
 
 /// The steps of [`super::forward`]; the gates already hold x·W_ihᵀ.
-pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mut [f32]; 3]) {
+pub(super) fn forward<S: Simd>(
+    s: S,
+    amx: Option<Amx>,
+    layer: &Layer<f32>,
+    [gates, cells, y]: [&mut [f32]; 3],
+) {
     let Dims { steps, batch, hidden, .. } = layer.dims;
     let (lanes, tile, state) = (S::LANES, 4 * S::LANES, batch * hidden);
-    let packed = pack_gates(s, layer);
+    let amx = for_units(amx, hidden);
+    let round = rounding(amx);
+    let packed = pack_gates(s, round, layer);
     let mut sums = Buf::dirty(hidden.div_ceil(lanes) * batch * tile);
     let (gates, cells, y) = (Shared::new(gates), Shared::new(cells), Shared::new(y));
-    let mut pairs = room(s, batch, hidden);
+    let mut pairs = room(s, round, batch, hidden);
     for step in 0..steps {
         let before = step.saturating_sub(1) * state;
         let (h_before, c_before) = match step {
@@ -236,7 +296,7 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
             // SAFETY: `super::forward` has checked all lengths, and the step before is complete.
             _ => unsafe { (y.read(before, state), cells.read(before, state)) },
         };
-        let h_before = operand(s, h_before, hidden, &mut pairs);
+        let h_before = operand(s, round, h_before, hidden, &mut pairs);
         let least = grain(batch * hidden * tile);
         let tasks = sums.par_chunks_exact_mut(batch * tile).enumerate();
         tasks.with_min_len(least).with_max_len(2 * least).for_each(|(u, sums)| {
@@ -244,7 +304,7 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
             // SAFETY: `super::forward` has checked all lengths. A task reads only states of the step before, which
             // is complete, and writes gates, cells and hidden states of its own units in this step.
             unsafe {
-                Units { hidden, unit: u * lanes, batch }.forward(
+                Units { hidden, unit: u * lanes, batch, amx }.forward(
                     s,
                     (h_before, c_before, layer.bias),
                     &packed[u * hidden * tile..][..hidden * tile],
@@ -257,22 +317,31 @@ pub(super) fn forward<S: Simd>(s: S, layer: &Layer<f32>, [gates, cells, y]: [&mu
 }
 
 /// The steps of [`super::backward`]: gates become the gradients of their sums.
-pub(super) fn backward<S: Simd>(s: S, layer: &Layer<f32>, gates: &mut [f32], cells: &[f32], dy: &[f32]) {
+pub(super) fn backward<S: Simd>(
+    s: S,
+    amx: Option<Amx>,
+    layer: &Layer<f32>,
+    gates: &mut [f32],
+    cells: &[f32],
+    dy: &[f32],
+) {
     let Dims { steps, batch, hidden, .. } = layer.dims;
     // With panels of 64 units there are too few in a small layer to keep threads equally busy.
     let vectors = if hidden >= 768 { wide::<S>() } else { 2 };
     let (width, state) = (vectors * S::LANES, batch * hidden);
-    let packed = pack_units(s, layer, width);
+    let amx = for_units(amx, hidden);
+    let round = rounding(amx);
+    let packed = pack_units(s, round, layer, width);
     let tile = batch * width;
     let panels = hidden.div_ceil(width);
     // Running gradients of h and c, in tiles.
     let (mut dh, mut dc) = (Buf::<f32>::dirty(panels * tile), Buf::<f32>::zeros(panels * tile));
     let (dh, dc, gates) = (Shared::new(&mut dh), Shared::new(&mut dc), Shared::new(gates));
-    let mut pairs = room(s, batch, 4 * hidden);
+    let mut pairs = room(s, round, batch, 4 * hidden);
     for step in (0..steps).rev() {
         // SAFETY: `super::backward` has checked all lengths, and the step after is complete.
         let after = (step + 1 < steps).then(|| unsafe { gates.read(4 * (step + 1) * state, 4 * state) });
-        let after = after.map(|after| operand(s, after, 4 * hidden, &mut pairs));
+        let after = after.map(|after| operand(s, round, after, 4 * hidden, &mut pairs));
         let (tasks, least) = ((0..panels).into_par_iter(), grain(tile * 4 * hidden));
         tasks.with_min_len(least).with_max_len(2 * least).for_each(|p| {
             let now = step * state;
@@ -280,7 +349,7 @@ pub(super) fn backward<S: Simd>(s: S, layer: &Layer<f32>, gates: &mut [f32], cel
             // which is complete, and writes those of its own units in this step.
             unsafe {
                 let c_before = if step == 0 { layer.c0 } else { &cells[now - state..now] };
-                Units { hidden, unit: p * width, batch }.backward(
+                Units { hidden, unit: p * width, batch, amx }.backward(
                     s,
                     vectors,
                     (&dy[now..][..state], after, c_before, &cells[now..][..state]),
@@ -299,6 +368,7 @@ struct Units {
     /// The first.
     unit: usize,
     batch: usize,
+    amx: Option<Amx>,
 }
 
 impl Units {
@@ -338,7 +408,10 @@ impl Units {
         for (packed, sums) in packed.chunks_exact(h * width).zip(sums.chunks_exact_mut(tile)) {
             let sizes = (self.batch, stride, wide);
             // SAFETY: the caller's promise.
-            unsafe { panel(s, sizes, (h_before.as_ptr(), stride), packed.as_ptr(), sums.as_mut_ptr()) };
+            unsafe {
+                let h_before = (h_before.as_ptr(), stride);
+                panel(s, self.amx, sizes, h_before, packed.as_ptr(), sums.as_mut_ptr());
+            }
         }
         s.run(
             #[inline(always)]
@@ -397,7 +470,9 @@ impl Units {
         if let Some((after, stride)) = after {
             let sizes = (self.batch, stride, vectors);
             // SAFETY: the caller's promise.
-            unsafe { panel(s, sizes, (after.as_ptr(), stride), packed.as_ptr(), dh.as_mut_ptr()) };
+            unsafe {
+                panel(s, self.amx, sizes, (after.as_ptr(), stride), packed.as_ptr(), dh.as_mut_ptr());
+            }
         }
         s.run(
             #[inline(always)]

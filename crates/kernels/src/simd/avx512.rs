@@ -174,12 +174,25 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
-    let zero = _mm512_setzero_ps();
-    let mut r = [zero; 16];
+    let mut r = [_mm512_setzero_ps(); 16];
     for (i, r) in r.iter_mut().enumerate() {
         // SAFETY: row `i` of the source.
         *r = unsafe { _mm512_loadu_ps(src.add(i * lds)) };
     }
+    for (i, r) in turn(r).into_iter().enumerate() {
+        // SAFETY: row `i` of the destination.
+        unsafe { _mm512_storeu_ps(dst.add(i * ldd), r) };
+    }
+}
+
+/// A 16 × 16 block transposed.
+///
+/// # Safety
+/// AVX-512F is there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub fn turn(mut r: [__m512; 16]) -> [__m512; 16] {
+    let zero = _mm512_setzero_ps();
     // Four stages that swap ever larger blocks: 1, 2, 4 and 8 columns.
     let mut t = [zero; 16];
     for i in 0..8 {
@@ -207,8 +220,5 @@ unsafe fn transpose16(src: *const f32, lds: usize, dst: *mut f32, ldd: usize) {
         r[8 + i] = _mm512_shuffle_f32x4::<0xdd>(a, c);
         r[12 + i] = _mm512_shuffle_f32x4::<0xdd>(b, d);
     }
-    for (i, r) in r.into_iter().enumerate() {
-        // SAFETY: row `i` of the destination.
-        unsafe { _mm512_storeu_ps(dst.add(i * ldd), r) };
-    }
+    r
 }

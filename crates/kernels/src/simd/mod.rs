@@ -1,5 +1,5 @@
 //! One small vector abstraction ([`Simd`]), what every kernel over it is built from, and its instances: AVX-512, AVX2 with
-//! FMA, NEON, and plain Rust.
+//! FMA, NEON, and plain Rust; and AMX, which multiplies matrices.
 //!
 //! A value of such a type is the proof that the CPU has the instructions; there is one way to come by it, [`Isa`]'s. Kernels
 //! are `#[inline(always)]` functions of it, called inside [`Simd::run`], which is compiled for the instruction set.
@@ -9,6 +9,8 @@
 //! tile's width.
 //!
 //! [`Isa`]: super::Isa
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
+pub mod amx;
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]

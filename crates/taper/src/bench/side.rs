@@ -136,21 +136,20 @@ impl Drop for Side {
 /// `default` and SSE is the least that they have.
 fn limits(isa: &str) -> [(&'static str, &'static str); 3] {
     let [aten, onednn, mkl] = match isa {
+        "avx512" => ["avx512", "AVX512_CORE_BF16", "AVX512"],
         "avx2" => ["avx2", "AVX2", "AVX2"],
         _ => ["default", "SSE41", "SSE4_2"],
     };
     [("ATEN_CPU_CAPABILITY", aten), ("ONEDNN_MAX_CPU_ISA", onednn), ("MKL_ENABLE_INSTRUCTIONS", mkl)]
 }
 
-/// Whether this CPU multiplies in bf16. Every one with AMX has AVX512-BF16 too.
-pub fn has_bf16() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let there = is_x86_feature_detected!("avx512bf16");
+/// Whether this CPU multiplies in bf16 by instructions that the set has: PyTorch does so on ARM too.
+pub fn has_bf16(isa: Isa) -> bool {
     #[cfg(target_arch = "aarch64")]
-    let there = std::arch::is_aarch64_feature_detected!("bf16");
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    let there = false;
-    there
+    let elsewhere = isa == Isa::best() && std::arch::is_aarch64_feature_detected!("bf16");
+    #[cfg(not(target_arch = "aarch64"))]
+    let elsewhere = false;
+    elsewhere || taper_kernels::multiplies_bf16(isa)
 }
 
 fn failed(side: &'static str, message: impl Into<String>) -> BenchError {

@@ -87,8 +87,7 @@ pub fn run(args: &Args, common: &Common, isa: Isa) -> Result<(), Failure> {
         isa,
         data: common.data.clone(),
         peer: args.peer,
-        // A poorer set of instructions has no bf16 either.
-        bf16: on_cpu && (args.peer_bf16 || isa == Isa::best() && bench::has_bf16()),
+        bf16: on_cpu && (args.peer_bf16 || bench::has_bf16(isa)),
         device: args.device,
     };
     match (&args.show, &args.profile) {

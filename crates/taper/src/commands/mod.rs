@@ -70,7 +70,7 @@ struct Common {
     /// Threads to compute with, at most one a core; results do not depend on it [default: one a core]
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
-    /// Computes as a lesser processor would: avx512, avx2, neon or portable; a run goes on only with the kernels it began
+    /// Computes as a lesser processor would: amx, avx512, avx2, neon or portable; a run goes on only with the kernels it began
     /// with [default: the best that this one has]
     #[arg(long, global = true, value_name = "NAME")]
     isa: Option<String>,

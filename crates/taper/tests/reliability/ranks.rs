@@ -233,7 +233,7 @@ fn by_hand(folder: &Path, second: impl FnOnce(&mut Command)) -> [std::process::O
 
 #[test]
 fn a_rank_with_other_kernels_is_named() {
-    if taper_models::instruction_set().unwrap() == "portable" {
+    if taper_models::instruction_set(taper_models::ops::Operands::Full).unwrap() == "portable" {
         return println!("skipped: this processor has one set of kernels only");
     }
     let folder = scratch();

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use taper_data::{Fill, Flip, Order, Subset};
+use taper_models::ops::Operands;
 
 /// Hyperparameters by name, in the order of the file or of the registry.
 pub type Map = serde_json::Map<String, serde_json::Value>;
@@ -525,11 +526,20 @@ pub enum Precision {
     /// The numbers as they are.
     #[default]
     F32,
-    /// The numbers rounded to bf16: faster where the CPU has an instruction for it, slower with the same result elsewhere.
+    /// The numbers rounded to bf16: faster where the CPU has instructions for it (AMX, whose sums round in their own order, or
+    /// AVX512-BF16), slower elsewhere.
     Bf16,
 }
 
 impl Precision {
+    /// The operands of products.
+    pub fn operands(self) -> Operands {
+        match self {
+            Self::F32 => Operands::Full,
+            Self::Bf16 => Operands::Bf16,
+        }
+    }
+
     /// A recipe that says nothing of it has the text and the id that it had before there was a choice.
     fn is_f32(&self) -> bool {
         *self == Self::F32

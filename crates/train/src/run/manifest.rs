@@ -3,6 +3,7 @@ use super::inputs::Inputs;
 use super::task::Task;
 use super::{RunError, folder};
 use crate::Recipe;
+use crate::recipe::Precision;
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -90,16 +91,16 @@ pub struct Host {
 const UNKNOWN: &str = "unknown";
 
 impl Stretch {
-    /// A session on this machine after `from` steps.
-    pub fn now(from: u64, device: &Device) -> Result<Self, RunError> {
+    /// A session on this machine, with products of this precision.
+    pub fn now(device: &Device, precision: Precision) -> Result<Self, RunError> {
         Ok(Self {
-            from,
+            from: 0,
             to: None,
             taper: env!("CARGO_PKG_VERSION").into(),
             revision: REVISION.get().cloned(),
             features: features(),
             device: format!("{:?}", device.location()).to_lowercase(),
-            kernels: taper_models::instruction_set()?.into(),
+            kernels: taper_models::instruction_set(precision.operands())?.into(),
             host: Host {
                 arch: std::env::consts::ARCH.into(),
                 os: std::env::consts::OS.into(),
@@ -171,7 +172,7 @@ impl Manifest {
         stretches: Vec<Stretch>,
         device: &Device,
     ) -> Result<Self, RunError> {
-        let now = Stretch::now(0, device)?;
+        let now = Stretch::now(device, recipe.train.precision)?;
         let joined = |of: &dyn Fn(&Stretch) -> String| {
             let mut all: Vec<String> = Vec::new();
             for value in stretches.iter().filter(|stretch| stretch.is_known()).map(of) {

@@ -220,8 +220,8 @@ impl Network {
             let model = entry.build(&config, shape, vb)?;
             match recipe.train.precision {
                 Precision::F32 => Ok(model),
-                Precision::Bf16 if device.is_cpu() => {
-                    Ok(Box::new(WithOperands { model, operands: ops::Operands::Bf16 }))
+                rounded @ Precision::Bf16 if device.is_cpu() => {
+                    Ok(Box::new(WithOperands { model, operands: rounded.operands() }))
                 }
                 Precision::Bf16 => {
                     let message = "train.precision: expected `f32` on a GPU, found `bf16`, which is the CPU's: give `device: cpu`";

@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
             }
         }
 
-        let now = Stretch::now(0, &device)?;
+        let now = Stretch::now(&device, recipe.train.precision)?;
         ranks::agree(&options.world, recipe, &inputs, &now)?;
         ranks::connect(&options.world, &device)?;
         let Begun { lock, before, loaded } = match options.world.is_first() {
@@ -212,7 +212,7 @@ fn same_arithmetic(
     }
     let message = format!(
         "{both}: the rest would not have the bits that the whole run has there. Go on where it began (--isa names the \
-         kernels: avx512, avx2, neon, portable), begin anew with --fresh, or allow it with --allow-mixed: the result then says so"
+         kernels: amx, avx512, avx2, neon, portable), begin anew with --fresh, or allow it with --allow-mixed: the result then says so"
     );
     Err(RunError::Damaged { path: folder.join("manifest.json"), message })
 }

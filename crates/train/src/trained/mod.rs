@@ -140,7 +140,7 @@ impl Trained {
             if let Some(change) = now.differ_from(&Inputs::from(&manifest)) {
                 notes.push(format!("{OTHER_DATA}: {change}"));
             }
-            let now = Stretch::now(0, &device)?.arithmetic();
+            let now = Stretch::now(&device, recipe.train.precision)?.arithmetic();
             let then = manifest.stretches.iter().map(Stretch::arithmetic).find(|then| *then != now);
             notes
                 .extend(then.map(|then| format!("trained on {then}, used on {now}: last digits may differ")));

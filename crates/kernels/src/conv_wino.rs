@@ -137,7 +137,8 @@ fn gt<S: Simd, const T: usize>(v: S, x: &[S::V; T]) -> [S::V; 3] {
     }
 }
 
-/// Applies a 1-D map to the columns, then to the rows of an R × R patch of vectors, giving S × S.
+/// Applies a 1-D map to the columns, then to the rows of an R × R patch of vectors, giving S × S. The patch is a function of row and
+/// column, so that it is loaded as it is needed: no CPU has registers for all of it.
 macro_rules! map2 {
     ($v:expr, $f:expr, $d:expr, $r:expr, $s:expr) => {{
         let zero = $v.zero();
@@ -145,7 +146,7 @@ macro_rules! map2 {
         for c in 0..$r {
             let mut column = [zero; $r];
             for r in 0..$r {
-                column[r] = $d[r][c];
+                column[r] = $d(r, c);
             }
             let mapped = $f($v, &column);
             for r in 0..$s {
@@ -214,35 +215,61 @@ impl Planes {
     }
 }
 
-/// Loads an R × R patch of a vector of channels whose first pixel is (y, x); zeros outside the image.
-///
-/// # Safety
-/// `image` holds `h w c` floats.
-#[inline(always)]
-#[allow(clippy::needless_range_loop)]
-unsafe fn load_patch<S: Simd, const R: usize>(
-    v: S,
-    s: &Tiling,
+/// An R × R patch of an image whose first pixel is (y, x).
+#[derive(Clone, Copy)]
+struct Patch<'a, const R: usize> {
+    s: &'a Tiling,
     image: *const f32,
-    (y, x): (isize, isize),
-    channel: usize,
-) -> [[S::V; R]; R] {
-    let mut d = [[v.zero(); R]; R];
-    let inside = y >= 0 && x >= 0 && y + R as isize <= s.h as isize && x + R as isize <= s.w as isize;
-    let whole = channel + S::LANES <= s.c;
-    for r in 0..R {
-        for q in 0..R {
-            let (yy, xx) = (y + r as isize, x + q as isize);
-            if inside || (yy >= 0 && xx >= 0 && yy < s.h as isize && xx < s.w as isize) {
-                // SAFETY: the pixel is inside the image, and so are the channels that are left.
-                d[r][q] = unsafe {
-                    let p = image.offset((yy * s.w as isize + xx) * s.c as isize).add(channel);
-                    if whole { v.load(p) } else { v.load_part(p, s.c - channel) }
-                };
+    y: isize,
+    x: isize,
+}
+
+impl<'a, const R: usize> Patch<'a, R> {
+    /// That of tile `t` of the images at `images`.
+    fn of(s: &'a Tiling, images: *const f32, t: usize) -> Self {
+        let (image, y, x) = s.at(t);
+        Self { s, image: images.wrapping_add(image * s.h * s.w * s.c), y, x }
+    }
+
+    fn is_inside(&self) -> bool {
+        let (h, w, r) = (self.s.h as isize, self.s.w as isize, R as isize);
+        self.y >= 0 && self.x >= 0 && self.y + r <= h && self.x + r <= w
+    }
+
+    #[inline(always)]
+    fn pixel(&self, r: usize, q: usize) -> *const f32 {
+        let (y, x) = (self.y + r as isize, self.x + q as isize);
+        self.image.wrapping_offset((y * self.s.w as isize + x) * self.s.c as isize)
+    }
+
+    /// A vector of the channels from `c` on of pixel (r, q): with `WHOLE` there are as many, inside the image; else what is beyond
+    /// is zero.
+    ///
+    /// # Safety
+    /// `image` holds `h w c` floats, and `WHOLE` is true.
+    #[inline(always)]
+    unsafe fn load<S: Simd, const WHOLE: bool>(&self, v: S, r: usize, q: usize, c: usize) -> S::V {
+        let (y, x) = (self.y + r as isize, self.x + q as isize);
+        let inside = y >= 0 && x >= 0 && y < self.s.h as isize && x < self.s.w as isize;
+        // SAFETY: the pixel is inside the image, and so are the channels that are left.
+        unsafe {
+            match WHOLE {
+                true => v.load(self.pixel(r, q).add(c)),
+                false if inside => v.load_part(self.pixel(r, q).add(c), self.s.c - c),
+                false => v.zero(),
             }
         }
     }
-    d
+
+    /// Asks for the channels from `c` on of the pixels from column `first` on, which need not be there.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, v: S, first: usize, c: usize) {
+        for r in 0..R {
+            for q in first..R {
+                v.prefetch(self.pixel(r, q).wrapping_add(c));
+            }
+        }
+    }
 }
 
 /// V = Bᵀ x B of one tile, for channels `c0..c1`.
@@ -258,15 +285,23 @@ unsafe fn transform_input<S: Simd, const T: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (image, y0, x0) = s.at(t);
+    let (patch, next) = (Patch::<T>::of(s, x, t), Patch::<T>::of(s, x, t + 1));
+    // What tiles side by side share is there.
+    let new = if next.y == patch.y { T - s.m } else { 0 };
+    let inside = patch.is_inside();
     v.run(
         #[inline(always)]
         || {
             for c in (c0..c1).step_by(S::LANES) {
+                next.prefetch(v, new, c);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let d = load_patch::<S, T>(v, s, x.add(image * s.h * s.w * s.c), (y0, x0), c);
-                    to.store::<S, T>(v, c - c0, map2!(v, bt::<S, T>, d, T, T));
+                    let out = if inside && c + S::LANES <= s.c {
+                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, true>(v, r, q, c), T, T)
+                    } else {
+                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, false>(v, r, q, c), T, T)
+                    };
+                    to.store::<S, T>(v, c - c0, out);
                 }
             }
         },
@@ -286,15 +321,21 @@ unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (image, y0, x0) = s.at(t);
+    let (patch, next) = (Patch::<M>::of(s, dy, t), Patch::<M>::of(s, dy, t + 1));
+    let inside = patch.is_inside();
     v.run(
         #[inline(always)]
         || {
             for c in (c0..c1).step_by(S::LANES) {
+                next.prefetch(v, 0, c);
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let d = load_patch::<S, M>(v, s, dy.add(image * s.h * s.w * s.c), (y0, x0), c);
-                    to.store::<S, T>(v, c - c0, map2!(v, a_adjoint::<S, T, M>, d, M, T));
+                    let out = if inside && c + S::LANES <= s.c {
+                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, true>(v, r, q, c), M, T)
+                    } else {
+                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, false>(v, r, q, c), M, T)
+                    };
+                    to.store::<S, T>(v, c - c0, out);
                 }
             }
         },
@@ -314,20 +355,17 @@ unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
     (y, into): (*mut f32, Into),
 ) {
     let (image, y0, x0) = s.at(t);
+    let next = Patch::<M>::of(s, y, t + 1);
     // Output tiles start inside the image: only their far ends may stick out.
     let (y0, x0) = (y0 as usize, x0 as usize);
     v.run(
         #[inline(always)]
         || {
             for c in (0..s.c).step_by(S::LANES) {
-                let mut d = [[v.zero(); T]; T];
-                for r in 0..T {
-                    for q in 0..T {
-                        // SAFETY: the products of a tile are padded to whole vectors.
-                        d[r][q] = unsafe { v.load(from.add((r * T + q) * plane + c)) };
-                    }
-                }
-                let o: [[S::V; M]; M] = map2!(v, at::<S, T, M>, d, T, M);
+                next.prefetch(v, 0, c);
+                // SAFETY: the products of a tile are padded to whole vectors.
+                let product = |r, q| unsafe { v.load(from.add((r * T + q) * plane + c)) };
+                let o: [[S::V; M]; M] = map2!(v, at::<S, T, M>, product, T, M);
                 for r in 0..M {
                     for q in 0..M {
                         let (yy, xx) = (y0 + r, x0 + q);
@@ -381,14 +419,13 @@ impl<S: Simd> Weights<'_, S> {
                 for n in (n0..self.n.min(n0 + S::PANEL)).step_by(S::LANES) {
                     for k in k0..k1 {
                         let base = self.w[k * row + n * column..].as_ptr();
-                        let mut d = [[v.zero(); 3]; 3];
-                        for tap in 0..9 {
+                        let tap = |r: usize, q: usize| {
+                            let tap = 3 * r + q;
                             let source = if self.pass == Pass::Forward { tap } else { 8 - tap };
                             // SAFETY: the columns that are left exist, so the gather stays in `w`.
-                            d[tap / 3][tap % 3] =
-                                unsafe { v.gather(base.add(source), column, S::LANES.min(self.n - n)) };
-                        }
-                        let o: [[S::V; T]; T] = map2!(v, g::<S, T>, d, 3, T);
+                            unsafe { v.gather(base.add(source), column, S::LANES.min(self.n - n)) }
+                        };
+                        let o: [[S::V; T]; T] = map2!(v, g::<S, T>, tap, 3, T);
                         for a in 0..T {
                             for b in 0..T {
                                 // SAFETY: the caller's promise.
@@ -434,6 +471,8 @@ impl<S: Simd> Weights<'_, S> {
 const U_IN_L2: usize = 3 << 20;
 /// Bytes of V and M of such a block of tiles: what an L2 cache of 512 KB holds beside a part of U.
 const TILES_IN_L2: usize = 300_000;
+/// Bytes of dU that stay there beside V and D.
+const DU_IN_L2: usize = 300_000;
 /// Bytes of U, and of V and M (or D) together, that are worked on at a time where they live in the L3 cache.
 const U_IN_L3: usize = 10 << 20;
 const TILES_IN_L3: usize = 8 << 20;
@@ -613,72 +652,182 @@ impl<S: Simd> Job<'_, S> {
 }
 
 /// dw = the gradient of the weights.
-///
-/// V, D and dU live in L3, as much of them at a time as fits: for some output channels, a sweep over some tiles transforms
-/// both sides, then a task multiplies one position of some channels into dU.
 pub fn grad_weight<S: Simd, const T: usize, const M: usize>(
     simd: S,
     shape: &Geometry,
     (x, dy): (&[f32], &[f32]),
     dw: &mut [f32],
 ) {
-    let (k, n, xi) = (shape.ci, shape.co, T * T);
+    let (k, n) = (shape.ci, shape.co);
     let (th, tw) = (shape.oh().div_ceil(M), shape.ow().div_ceil(M));
     let tiles = shape.n * th * tw;
     let pad = |axis: usize| -(shape.pad[axis] as isize);
     let input = Tiling { h: shape.h, w: shape.w, c: k, y0: pad(0), x0: pad(1), th, tw, m: M };
     let gradient = Tiling { h: shape.oh(), w: shape.ow(), c: n, y0: 0, x0: 0, th, tw, m: M };
-    let kp = k.next_multiple_of(S::PANEL);
-    let chunk = even(n, U_IN_L3 / (xi * kp * 4), ROWS).min(n.next_multiple_of(ROWS));
-    let sweep = even(tiles, (TILES_IN_L3 / (xi * (kp + chunk) * 4)).clamp(64, MOST_TILES), 1);
-    // D is the left-hand side, in blocks of channels; V the right-hand side, in panels; rows of dU are output channels and
-    // columns input channels, so that a row's result is nine contiguous floats a channel in [out, in, 3, 3].
-    let (v_plane, d_plane, u_plane) = (sweep * kp + SKEW, sweep * chunk + SKEW, chunk * kp + SKEW);
-    let (mut v, mut d) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * d_plane));
-    let mut u = Buf::<f32>::dirty(xi * u_plane);
-    let (v, d, u) = (Shared::new(&mut v), Shared::new(&mut d), Shared::new(&mut u));
-    let dw = Shared::new(dw);
-    for c0 in (0..n).step_by(chunk) {
-        let c1 = n.min(c0 + chunk);
-        for t0 in (0..tiles).step_by(sweep) {
-            let t1 = tiles.min(t0 + sweep);
-            // One sweep: V is that of the chunk before.
-            let with_input = c0 == 0 || sweep < tiles;
-            par((t1 - t0).div_ceil(TILES), |q| {
-                for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
-                    let planes = |data, plane, width| Planes { data, plane, panel: sweep * width, width };
-                    // SAFETY: every task writes tiles of its own, within the planes.
-                    unsafe {
-                        if with_input {
-                            let to = planes(v.at((t - t0) * S::PANEL), v_plane, S::PANEL);
-                            transform_input::<S, T>(simd, &input, x.as_ptr(), t, (0, k), to);
-                        }
-                        let to = planes(d.at((t - t0) * ROWS), d_plane, ROWS);
-                        transform_gradient::<S, T, M>(simd, &gradient, dy.as_ptr(), t, (c0, c1), to);
+    let job = WeightJob { simd, input, gradient, tiles, x, dy, dw: Shared::new(dw) };
+    match Parts::of(T * T, S::LANES, [k, n], tiles) {
+        Some(parts) => job.parts::<T, M>(&parts),
+        None => job.positions::<T, M>(),
+    }
+}
+
+/// How the tiles are cut where dU has few channels.
+struct Parts {
+    /// Input and output channels, whole vectors of them.
+    channels: [usize; 2],
+    /// Tiles that are transformed and multiplied at a time.
+    lot: usize,
+    /// Such lots in a part.
+    lots: usize,
+    /// Parts.
+    count: usize,
+}
+
+impl Parts {
+    /// `None` where dU is too large, or the tiles are too few for many tasks.
+    fn of(xi: usize, lanes: usize, channels: [usize; 2], tiles: usize) -> Option<Self> {
+        let channels = channels.map(|channels| channels.next_multiple_of(lanes));
+        if xi * channels[0] * channels[1] * 4 > DU_IN_L2 {
+            return None;
+        }
+        let lot = (TILES_IN_L2 / (xi * (channels[0] + channels[1]) * 4)).max(1);
+        let lots = tiles.div_ceil(lot).div_ceil(TASKS).max(2);
+        let count = tiles.div_ceil(lot * lots);
+        (count >= TASKS / 4).then_some(Self { channels, lot, lots, count })
+    }
+}
+
+struct WeightJob<'a, S> {
+    simd: S,
+    input: Tiling,
+    gradient: Tiling,
+    tiles: usize,
+    x: &'a [f32],
+    dy: &'a [f32],
+    dw: Shared<f32>,
+}
+
+impl<S: Simd> WeightJob<'_, S> {
+    /// V and D of tile `t`, those channels of each.
+    ///
+    /// # Safety
+    /// Both have room.
+    unsafe fn transform<const T: usize, const M: usize>(
+        &self,
+        t: usize,
+        input: Option<((usize, usize), Planes)>,
+        (channels, to): ((usize, usize), Planes),
+    ) {
+        // SAFETY: the caller's promise; `x` and `dy` hold the images.
+        unsafe {
+            if let Some((channels, to)) = input {
+                transform_input::<S, T>(self.simd, &self.input, self.x.as_ptr(), t, channels, to);
+            }
+            transform_gradient::<S, T, M>(self.simd, &self.gradient, self.dy.as_ptr(), t, channels, to);
+        }
+    }
+
+    /// dU fits into L2 beside V and D of some tiles: a task sums it up over its part of the tiles, and the parts are added in
+    /// their order.
+    fn parts<const T: usize, const M: usize>(&self, cut: &Parts) {
+        let (xi, [kp, np], [k, n]) = (T * T, cut.channels, [self.input.c, self.gradient.c]);
+        let (v_plane, d_plane, u_plane) = (cut.lot * kp + SKEW, cut.lot * np + SKEW, np * kp + SKEW);
+        let mut sums = Buf::<f32>::dirty(cut.count * xi * u_plane);
+        let u = Shared::new(&mut sums);
+        par(cut.count, |part| {
+            let first = part * cut.lots * cut.lot;
+            let end = self.tiles.min(first + cut.lots * cut.lot);
+            let (mut v, mut d) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * d_plane));
+            for t0 in (first..end).step_by(cut.lot) {
+                let t1 = end.min(t0 + cut.lot);
+                let into = if t0 > first { Into::Add } else { Into::Set };
+                let planes = |data, plane| Planes { data, plane, panel: 0, width: usize::MAX };
+                // SAFETY: the buffers have the sizes of their planes, and every task has a dU of its own.
+                unsafe {
+                    for t in t0..t1 {
+                        let v = planes(v.as_mut_ptr().add((t - t0) * kp), v_plane);
+                        let d = planes(d.as_mut_ptr().add((t - t0) * np), d_plane);
+                        self.transform::<T, M>(t, Some(((0, k), v)), ((0, n), d));
+                    }
+                    for e in 0..xi {
+                        sgemm(
+                            self.simd,
+                            (n, kp, t1 - t0),
+                            (d.as_ptr().add(e * d_plane), 1, np),
+                            (v.as_ptr().add(e * v_plane), kp, S::PANEL),
+                            (u.at((part * xi + e) * u_plane), kp),
+                            into,
+                        );
                     }
                 }
-            });
-            let down = (c1 - c0).div_ceil(ROWS);
-            par(xi * down, |task| {
-                let (e, r0) = (task / down, task % down * ROWS);
-                let into = if t0 > 0 { Into::Add } else { Into::Set };
-                // SAFETY: V and D are complete; every task writes a position and rows of its own.
-                unsafe {
-                    sgemm(
-                        simd,
-                        ((c1 - c0 - r0).min(ROWS), k.next_multiple_of(S::LANES), t1 - t0),
-                        (d.at(e * d_plane + r0 * sweep), 1, ROWS),
-                        (v.at(e * v_plane), S::PANEL, sweep * S::PANEL),
-                        (u.at(e * u_plane + r0 * kp), kp),
-                        into,
-                    );
+            }
+        });
+        // SAFETY: every task adds up the rows of an output channel of its own, and writes its weights.
+        par(n, |o| unsafe {
+            let row = |part: usize, e: usize| u.slice((part * xi + e) * u_plane + o * kp, kp);
+            for e in 0..xi {
+                let sum = row(0, e);
+                for part in 1..cut.count {
+                    sum.iter_mut().zip(&*row(part, e)).for_each(|(sum, more)| *sum += *more);
                 }
+            }
+            fold_row::<S, T>(self.simd, u.at(o * kp), u_plane, k, self.dw.at(o * k * 9));
+        });
+    }
+
+    /// V, D and dU live in L3, as much of them at a time as fits: for some output channels, a sweep over some tiles transforms
+    /// both sides, then a task multiplies one position of some channels into dU.
+    fn positions<const T: usize, const M: usize>(&self) {
+        let (simd, tiles, xi) = (self.simd, self.tiles, T * T);
+        let (k, n) = (self.input.c, self.gradient.c);
+        let kp = k.next_multiple_of(S::PANEL);
+        let chunk = even(n, U_IN_L3 / (xi * kp * 4), ROWS).min(n.next_multiple_of(ROWS));
+        let sweep = even(tiles, (TILES_IN_L3 / (xi * (kp + chunk) * 4)).clamp(64, MOST_TILES), 1);
+        // D is the left-hand side, in blocks of channels; V the right-hand side, in panels; rows of dU are output channels and
+        // columns input channels, so that a row's result is nine contiguous floats a channel in [out, in, 3, 3].
+        let (v_plane, d_plane, u_plane) = (sweep * kp + SKEW, sweep * chunk + SKEW, chunk * kp + SKEW);
+        let (mut v, mut d) = (Buf::<f32>::dirty(xi * v_plane), Buf::<f32>::dirty(xi * d_plane));
+        let mut u = Buf::<f32>::dirty(xi * u_plane);
+        let (v, d, u) = (Shared::new(&mut v), Shared::new(&mut d), Shared::new(&mut u));
+        for c0 in (0..n).step_by(chunk) {
+            let c1 = n.min(c0 + chunk);
+            for t0 in (0..tiles).step_by(sweep) {
+                let t1 = tiles.min(t0 + sweep);
+                // One sweep: V is that of the chunk before.
+                let with_input = c0 == 0 || sweep < tiles;
+                par((t1 - t0).div_ceil(TILES), |q| {
+                    for t in t0 + q * TILES..t1.min(t0 + (q + 1) * TILES) {
+                        let planes = |data, plane, width| Planes { data, plane, panel: sweep * width, width };
+                        // SAFETY: every task writes tiles of its own, within the planes.
+                        unsafe {
+                            let v = planes(v.at((t - t0) * S::PANEL), v_plane, S::PANEL);
+                            let d = planes(d.at((t - t0) * ROWS), d_plane, ROWS);
+                            self.transform::<T, M>(t, with_input.then_some(((0, k), v)), ((c0, c1), d));
+                        }
+                    }
+                });
+                let down = (c1 - c0).div_ceil(ROWS);
+                par(xi * down, |task| {
+                    let (e, r0) = (task / down, task % down * ROWS);
+                    let into = if t0 > 0 { Into::Add } else { Into::Set };
+                    // SAFETY: V and D are complete; every task writes a position and rows of its own.
+                    unsafe {
+                        sgemm(
+                            simd,
+                            ((c1 - c0 - r0).min(ROWS), k.next_multiple_of(S::LANES), t1 - t0),
+                            (d.at(e * d_plane + r0 * sweep), 1, ROWS),
+                            (v.at(e * v_plane), S::PANEL, sweep * S::PANEL),
+                            (u.at(e * u_plane + r0 * kp), kp),
+                            into,
+                        );
+                    }
+                });
+            }
+            // SAFETY: every task writes the weights of an output channel of its own.
+            par(c1 - c0, |o| unsafe {
+                fold_row::<S, T>(simd, u.at(o * kp), u_plane, k, self.dw.at((c0 + o) * k * 9));
             });
         }
-        // SAFETY: every task writes the weights of an output channel of its own.
-        par(c1 - c0, |o| unsafe {
-            fold_row::<S, T>(simd, u.at(o * kp), u_plane, k, dw.at((c0 + o) * k * 9));
-        });
     }
 }
 
@@ -692,14 +841,9 @@ unsafe fn fold_row<S: Simd, const T: usize>(v: S, u: *const f32, plane: usize, c
         #[inline(always)]
         || {
             for c in (0..count).step_by(S::LANES) {
-                let mut d = [[v.zero(); T]; T];
-                for a in 0..T {
-                    for b in 0..T {
-                        // SAFETY: the caller's promise.
-                        d[a][b] = unsafe { v.load(u.add((a * T + b) * plane + c)) };
-                    }
-                }
-                let o: [[S::V; 3]; 3] = map2!(v, gt::<S, T>, d, T, 3);
+                // SAFETY: the caller's promise.
+                let sum = |a, b| unsafe { v.load(u.add((a * T + b) * plane + c)) };
+                let o: [[S::V; 3]; 3] = map2!(v, gt::<S, T>, sum, T, 3);
                 for tap in 0..9 {
                     // SAFETY: the channels that are left exist.
                     unsafe {

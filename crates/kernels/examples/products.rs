@@ -129,8 +129,11 @@ fn measure(by: Arithmetic, case: &Case, peer: &mut Option<Peer>) -> Option<(f64,
 
 /// The most GFLOP/s of so many threads over some short rounds: multiply-adds that wait for nothing.
 fn peak(isa: Isa, threads: usize) -> f64 {
-    /// Vectors of 16 numbers: enough of them that none waits for its own last sum, and few enough for the registers.
-    const VECTORS: usize = 5;
+    if isa.lanes() >= 16 { peak_of::<10>(isa, threads) } else { peak_of::<5>(isa, threads) }
+}
+
+/// [`peak`] with so many vectors of 16 numbers: enough of them that none waits for its own last sum, and few enough for the registers.
+fn peak_of<const VECTORS: usize>(isa: Isa, threads: usize) -> f64 {
     const TURNS: usize = 2_000_000;
     let run = |thread: usize| {
         vectorize(

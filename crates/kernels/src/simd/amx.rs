@@ -48,7 +48,10 @@ pub fn is_there() -> bool {
         /// Bits of CPUID's leaf 7, register EDX.
         const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
         let vectors = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
-        let tiles = || __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILES == BF16_AND_TILES;
+        // SAFETY: every CPU that has AVX-512 has the instruction (and newer compilers know that).
+        #[allow(unused_unsafe)]
+        let tiles =
+            || unsafe { __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILES == BF16_AND_TILES };
         vectors && tiles() && permitted()
     })
 }

@@ -1,12 +1,13 @@
 //! 2-D convolution: activations `[n, h, w, channels]`, weights `[out, in / groups, kh, kw]` (PyTorch's order).
 //!
 //! Four ways to compute the same thing, chosen by shape ([`Algorithm::choose`]): Winograd F(2×2, 3×3) and F(4×4, 3×3) for 3×3
-//! kernels of stride 1 and a depthwise kernel, in f32, and a direct kernel for everything else. Operands rounded to bf16 have the
-//! direct one: Winograd's sums of inputs would be rounded once more. (A depthwise convolution is no product and stays in f32.)
+//! kernels of stride 1 and a depthwise kernel, in f32, and a direct kernel for everything else. With operands rounded to bf16 the
+//! direct one rounds them; Winograd's kernels, whose sums of inputs would be rounded once more, and the depthwise one, which is no
+//! product, stay in f32, and Winograd's yield to the direct one where matrices of bf16 outrun them.
 use super::conv_direct::Plain;
 use super::{
-    Arithmetic, Operands, Real, as_f32, as_f32_mut, conv_amx, conv_depthwise, conv_direct, conv_wino,
-    with_products, with_simd,
+    Arithmetic, Real, as_f32, as_f32_mut, conv_amx, conv_depthwise, conv_direct, conv_wino, with_products,
+    with_simd,
 };
 use rayon::prelude::*;
 
@@ -128,11 +129,11 @@ impl Algorithm {
         if self.fits::<T>(g) { self } else { Algorithm::Direct }
     }
 
-    /// The one that multiplies such operands, this one if it can.
-    fn of_operands<T: Real>(self, g: &Geometry, operands: Operands) -> Self {
-        match (operands, self.or_direct::<T>(g)) {
-            (Operands::Bf16, Algorithm::Winograd2 | Algorithm::Winograd4) => Algorithm::Direct,
-            (_, algorithm) => algorithm,
+    /// The one to compute by, this one if it fits: matrices of bf16 outrun what Winograd's kernels save, vectors of it do not.
+    fn by<T: Real>(self, g: &Geometry, by: Arithmetic) -> Self {
+        match self.or_direct::<T>(g) {
+            Algorithm::Winograd2 | Algorithm::Winograd4 if by.amx().is_some() => Algorithm::Direct,
+            algorithm => algorithm,
         }
     }
 }
@@ -180,15 +181,7 @@ fn convolve<T: Real>(
     if !T::IS_F32 {
         return conv_direct::conv(Plain, g, pass, (x, w), y, add);
     }
-    convolve_f32(
-        by,
-        algo.of_operands::<T>(g, by.operands),
-        g,
-        pass,
-        (as_f32(x), as_f32(w)),
-        as_f32_mut(y),
-        add,
-    );
+    convolve_f32(by, algo.by::<T>(g, by), g, pass, (as_f32(x), as_f32(w)), as_f32_mut(y), add);
 }
 
 /// Not generic, here and below, so that it is compiled once.
@@ -226,7 +219,7 @@ pub fn grad_weight<T: Real>(
         return conv_direct::grad_weight(Plain, g, (x, dy), dw);
     }
     let by = by.into();
-    let algo = algo.of_operands::<T>(g, by.operands);
+    let algo = algo.by::<T>(g, by);
     grad_weight_f32(by, algo, g, (as_f32(x), as_f32(dy)), as_f32_mut(dw));
 }
 
@@ -246,8 +239,8 @@ fn grad_weight_f32(by: Arithmetic, algo: Algorithm, g: &Geometry, xdy: (&[f32], 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Isa;
     use crate::compare::relative_difference;
+    use crate::{Isa, Operands};
 
     /// Sums of the definition, in f64: y, dx, dw for given x, w, dy.
     fn reference(g: &Geometry, x: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 3] {
@@ -490,9 +483,9 @@ mod tests {
                 pool.install(|| {
                     let mut all = [vec![0.0; g.y_len()], vec![0.0; g.x_len()], vec![0.0; g.w_len()]];
                     let [y, dx, dw] = &mut all;
-                    forward(by, Algorithm::Winograd4, &g, (&x, &w, None), y);
-                    grad_input(by, Algorithm::Winograd4, &g, (&dy, &w), dx, false);
-                    grad_weight(by, Algorithm::Winograd4, &g, (&x, &dy), dw);
+                    forward(by, Algorithm::Direct, &g, (&x, &w, None), y);
+                    grad_input(by, Algorithm::Direct, &g, (&dy, &w), dx, false);
+                    grad_weight(by, Algorithm::Direct, &g, (&x, &dy), dw);
                     all
                 })
             };
@@ -507,6 +500,30 @@ mod tests {
                 for &threads in threads {
                     assert!(run(isa, threads) == one, "{} {g:?}, {threads} threads", isa.name());
                 }
+            }
+        }
+    }
+    #[test]
+    fn winograds_kernels_stay_in_f32_beside_vectors_of_bf16_and_yield_to_matrices() {
+        let g = geometry([2, 9, 7], [20, 33], [3, 3], [1, 1], [1, 1], 1);
+        let [x, w, dy] =
+            [(g.x_len(), 1), (g.w_len(), 2), (g.y_len(), 3)].map(|(n, salt)| numbers::<f32>(n, salt).0);
+        let run = |by: Arithmetic, algo: Algorithm| {
+            let mut all = [vec![0.0; g.y_len()], vec![0.0; g.x_len()], vec![0.0; g.w_len()]];
+            let [y, dx, dw] = &mut all;
+            forward(by, algo, &g, (&x, &w, None), y);
+            grad_input(by, algo, &g, (&dy, &w), dx, false);
+            grad_weight(by, algo, &g, (&x, &dy), dw);
+            all
+        };
+        for isa in Isa::available() {
+            let bf16 = Arithmetic { isa, operands: Operands::Bf16 };
+            for algo in [Algorithm::Winograd2, Algorithm::Winograd4] {
+                let expected = match isa.multiplies_matrices() {
+                    true => run(bf16, Algorithm::Direct),
+                    false => run(isa.into(), algo),
+                };
+                assert!(run(bf16, algo) == expected, "{} {algo:?}", isa.name());
             }
         }
     }

@@ -3,7 +3,6 @@
 //! A task copies what its pixels see, tap by tap, into a block that stays in the L2 cache, and multiplies the block by the
 //! weights; where every pixel sees itself alone there is nothing to copy. No column matrix, no padded image.
 use super::conv::{Geometry, Pass};
-use super::simd::pairs::{pair_rows, pair_terms};
 use super::simd::{Into, Simd, sgemm};
 use super::{Buf, Real, Shared, par};
 use rayon::prelude::*;
@@ -87,19 +86,19 @@ unsafe fn multiply_pairs<S: Simd>(
         || {
             if csa == 1 {
                 for (i, to) in a_pairs.chunks_exact_mut(pairs.max(1)).enumerate() {
-                    pair_terms(to, a_row(i * rsa, k));
+                    s.pair_terms(to, a_row(i * rsa, k));
                 }
             } else {
                 for (q, to) in a_pairs.chunks_exact_mut(m.max(1)).enumerate() {
                     let second = (2 * q + 1 < k).then(|| a_row((2 * q + 1) * csa, m));
-                    pair_rows(to, a_row(2 * q * csa, m), second);
+                    s.pair_rows(to, a_row(2 * q * csa, m), second);
                 }
             }
             for (j, to) in b_pairs.chunks_exact_mut((pairs * S::PANEL).max(1)).enumerate() {
                 let width = S::PANEL.min(n - j * S::PANEL);
                 for (q, to) in to.chunks_exact_mut(S::PANEL).enumerate() {
                     let row = |p: usize| b_row(j * panel + p * ldb, width);
-                    pair_rows(&mut to[..width], row(2 * q), (2 * q + 1 < k).then(|| row(2 * q + 1)));
+                    s.pair_rows(&mut to[..width], row(2 * q), (2 * q + 1 < k).then(|| row(2 * q + 1)));
                 }
             }
         },

@@ -1,8 +1,7 @@
 //! Operands in the order in which tiles read them: panels of a few rows of A or columns of B, term after term.
 use super::Kernel;
 use crate::Real;
-use crate::simd::Simd;
-use crate::simd::pairs::pair_rows;
+use crate::simd::{MOST_LANES, Simd};
 
 /// Writes a panel: element (i, p) of `width` × `terms` goes from `from + i across + p along` to `to + p step + i`. One of the
 /// two strides is 1.
@@ -37,31 +36,52 @@ pub(super) unsafe fn pack<K: Kernel>(
 pub(super) unsafe fn pack_pairs<S: Simd>(
     s: S,
     (width, terms): (usize, usize),
-    (from, across, along, reach): (*const f32, usize, usize, usize),
+    (from, across, along, _): (*const f32, usize, usize, usize),
     (to, step): (*mut f32, usize),
 ) {
-    /// Terms that are packed as f32 first, and the widest rows of them.
-    const ROWS: usize = 32;
-    const WIDEST: usize = 64;
-    assert!(step <= WIDEST);
-    let mut block = [0.0; ROWS * WIDEST];
-    for first in (0..terms).step_by(ROWS) {
-        let some = ROWS.min(terms - first);
-        // SAFETY: these terms lie at `from`, and the block has room for them; the caller's promise for their pairs.
-        unsafe {
-            let from = (from.wrapping_add(first * along), across, along, reach);
-            pack(s, (width, some), from, (block.as_mut_ptr(), step));
-            s.run(
-                #[inline(always)]
-                || {
-                    for (q, two) in block[..some * step].chunks(2 * step).enumerate() {
-                        let to = std::slice::from_raw_parts_mut(to.add((first / 2 + q) * step), width);
-                        pair_rows(to, &two[..width], two.get(step..step + width));
+    let pairs = terms.div_ceil(2);
+    s.run(
+        #[inline(always)]
+        || {
+            if across == 1 {
+                for q in 0..pairs {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let row = |p: usize| std::slice::from_raw_parts(from.add(p * along), width);
+                        let to = std::slice::from_raw_parts_mut(to.add(q * step), width);
+                        s.pair_rows(to, row(2 * q), (2 * q + 1 < terms).then(|| row(2 * q + 1)));
                     }
-                },
-            );
-        }
-    }
+                }
+                return;
+            }
+            let lanes = S::LANES;
+            let mut block = [0.0; MOST_LANES * MOST_LANES];
+            // The ragged rows first: what they write beyond the width is written again later.
+            for i in (0..width).step_by(lanes).rev() {
+                let height = lanes.min(width - i);
+                for q in (0..pairs).step_by(lanes) {
+                    let some = lanes.min(pairs - q);
+                    let length = (2 * lanes).min(terms - 2 * q);
+                    for (r, row) in block.chunks_exact_mut(lanes).take(height).enumerate() {
+                        // SAFETY: the caller's promise.
+                        let terms =
+                            unsafe { std::slice::from_raw_parts(from.add((i + r) * across + 2 * q), length) };
+                        s.pair_terms(&mut row[..some], terms);
+                    }
+                    // SAFETY: what is written lies below `pairs` rows of `step`.
+                    unsafe {
+                        if (q + lanes - 1) * step + i + lanes <= pairs * step {
+                            Simd::transpose(s, block.as_ptr(), lanes, to.add(q * step + i), step);
+                            continue;
+                        }
+                        for (p, r) in (0..some).flat_map(|p| (0..height).map(move |r| (p, r))) {
+                            *to.add((q + p) * step + i + r) = block[r * lanes + p];
+                        }
+                    }
+                }
+            }
+        },
+    );
 }
 
 /// # Safety

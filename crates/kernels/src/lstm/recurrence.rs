@@ -10,7 +10,7 @@
 //! Sums lie in tiles as the panels do, padded to whole vectors: only what is read from and written to the sequence knows where
 //! the units end.
 use super::super::simd::amx::{Amx, Operand, SIDE};
-use super::super::simd::pairs::{pair, pair_terms};
+use super::super::simd::pairs::pair;
 use super::super::simd::{Into, Simd, read, tiles, write};
 use super::super::{Buf, Shared, vmath};
 use super::{Dims, Kept, Layer};
@@ -201,7 +201,7 @@ fn operand<'a, S: Simd>(
         #[inline(always)]
         || {
             for (to, row) in pairs.chunks_exact_mut(length).zip(rows.chunks_exact(k)) {
-                pair_terms(to, row);
+                s.pair_terms(to, row);
                 to[k.div_ceil(S::TERMS)..].fill(0.0);
             }
         },

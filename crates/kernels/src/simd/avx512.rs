@@ -1,5 +1,6 @@
 //! AVX-512: 16 lanes, 32 registers.
 use super::Simd;
+use super::pairs::{pair_rows, pair_terms};
 use std::arch::x86_64::*;
 
 /// Proof that this CPU has AVX-512F, DQ and VL, and AVX2 and FMA with them; if `BF16`, also AVX512-BF16.
@@ -26,6 +27,59 @@ fn lanes(n: usize) -> __mmask16 {
 fn steps(stride: usize) -> __m512i {
     let iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     _mm512_mullo_epi32(iota, _mm512_set1_epi32(stride as i32))
+}
+
+/// The nearest bf16 of each lane, in its upper half; what is below the least normal number becomes zero, as which it would be
+/// multiplied.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn upper(v: __m512) -> __m512i {
+    // SAFETY: sixteen bf16 are sixteen integers of 16 bits.
+    let bits = unsafe { std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v)) };
+    _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits))
+}
+
+/// [`pair_rows`] by the conversions of AVX512-BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pair_rows_bf16(to: &mut [f32], first: &[f32], second: Option<&[f32]>) {
+    let n = to.len().min(first.len()).min(second.map_or(usize::MAX, <[f32]>::len));
+    for i in (0..n).step_by(16) {
+        let mask = lanes(n - i);
+        // SAFETY: the lanes of the mask lie in all slices.
+        unsafe {
+            let load = |row: &[f32]| _mm512_maskz_loadu_ps(mask, row.as_ptr().add(i));
+            let earlier = upper(load(first));
+            let both = match second {
+                Some(second) => _mm512_or_si512(earlier, _mm512_srli_epi32::<16>(upper(load(second)))),
+                None => earlier,
+            };
+            _mm512_mask_storeu_ps(to.as_mut_ptr().add(i), mask, _mm512_castsi512_ps(both));
+        }
+    }
+}
+
+/// [`pair_terms`] by the conversions of AVX512-BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn pair_terms_bf16(to: &mut [f32], terms: &[f32]) {
+    let (whole, _) = terms.as_chunks::<32>();
+    let done = whole.len().min(to.len() / 16);
+    // The earlier of two terms stands in the lower half.
+    let turned = |low: __m512, high: __m512| {
+        // SAFETY: thirty-two bf16 are sixteen integers of 32 bits.
+        let bits = unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) };
+        _mm512_castsi512_ps(_mm512_rol_epi32::<16>(bits))
+    };
+    for (to, terms) in to.chunks_exact_mut(16).zip(whole) {
+        // SAFETY: 32 terms and 16 pairs.
+        unsafe {
+            let from = terms.as_ptr();
+            let pairs = turned(_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+            _mm512_storeu_ps(to.as_mut_ptr(), pairs);
+        }
+    }
+    pair_terms(&mut to[16 * done..], &terms[32 * done..]);
 }
 
 // SAFETY of all blocks: `self` proves AVX-512F (and BF16 where it is so), and what else is needed is the caller's promise.
@@ -101,6 +155,22 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let [a, b] = [a, b].map(|v| std::mem::transmute::<__m512, __m512bh>(v));
             _mm512_dpbf16_ps(c, a, b)
         }
+    }
+    #[inline(always)]
+    fn pair_rows(self, to: &mut [f32], first: &[f32], second: Option<&[f32]>) {
+        if !BF16 {
+            return pair_rows(to, first, second);
+        }
+        // SAFETY: as above.
+        unsafe { pair_rows_bf16(to, first, second) }
+    }
+    #[inline(always)]
+    fn pair_terms(self, to: &mut [f32], terms: &[f32]) {
+        if !BF16 {
+            return pair_terms(to, terms);
+        }
+        // SAFETY: as above.
+        unsafe { pair_terms_bf16(to, terms) }
     }
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {

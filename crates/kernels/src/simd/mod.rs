@@ -24,7 +24,7 @@ use super::{Buf, Shared, par};
 use std::fmt::Debug;
 
 /// The most lanes a vector has.
-const MOST_LANES: usize = 16;
+pub(crate) const MOST_LANES: usize = 16;
 
 /// Vectors of f32, and the proof that this CPU has them.
 pub trait Simd: Copy + Debug + Send + Sync + 'static {
@@ -71,6 +71,17 @@ pub trait Simd: Copy + Debug + Send + Sync + 'static {
     fn dot(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         let ((a0, a1), (b0, b1)) = (self.halves(a), self.halves(b));
         self.fma(a1, b1, self.fma(a0, b0, c))
+    }
+
+    /// [`pairs::pair_rows`].
+    #[inline(always)]
+    fn pair_rows(self, to: &mut [f32], first: &[f32], second: Option<&[f32]>) {
+        pairs::pair_rows(to, first, second);
+    }
+    /// [`pairs::pair_terms`].
+    #[inline(always)]
+    fn pair_terms(self, to: &mut [f32], terms: &[f32]) {
+        pairs::pair_terms(to, terms);
     }
 
     /// a / b.

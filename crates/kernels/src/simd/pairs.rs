@@ -56,6 +56,14 @@ impl<S: Simd> Simd for Pairs<S> {
         self.0.dot(a, b, c)
     }
     #[inline(always)]
+    fn pair_rows(self, to: &mut [f32], first: &[f32], second: Option<&[f32]>) {
+        self.0.pair_rows(to, first, second);
+    }
+    #[inline(always)]
+    fn pair_terms(self, to: &mut [f32], terms: &[f32]) {
+        self.0.pair_terms(to, terms);
+    }
+    #[inline(always)]
     fn div(self, a: S::V, b: S::V) -> S::V {
         self.0.div(a, b)
     }
@@ -139,7 +147,7 @@ pub fn pair_terms(to: &mut [f32], terms: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Isa, with_simd};
+    use crate::{Arithmetic, Isa, Operands, with_products, with_simd};
 
     #[test]
     fn rounding_takes_the_nearest_and_of_two_the_even_one() {
@@ -170,6 +178,44 @@ mod tests {
         assert_eq!(to_bf16(f32::MAX), f32::INFINITY);
         assert_eq!(to_bf16(f32::NEG_INFINITY), f32::NEG_INFINITY);
         assert_eq!(to_bf16(-0.0).to_bits(), (-0f32).to_bits());
+    }
+
+    #[test]
+    fn every_instruction_set_makes_the_same_pairs() {
+        fn of<S: Simd>(s: S, x: &[f32], n: usize) -> Vec<u32> {
+            let (mut rows, mut single, mut terms) = (vec![1.0; n], vec![1.0; n], vec![1.0; n.div_ceil(2)]);
+            s.run(
+                #[inline(always)]
+                || {
+                    s.pair_rows(&mut rows, &x[..n], Some(&x[n..2 * n]));
+                    s.pair_rows(&mut single, &x[..n], None);
+                    s.pair_terms(&mut terms, &x[..n]);
+                },
+            );
+            [rows, single, terms].concat().iter().map(|v| v.to_bits()).collect()
+        }
+        let mut bits = 3u32;
+        let numbers = || {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            match bits % 7 {
+                // Ties, zeros, infinities and what is none of these.
+                0 => f32::from_bits(bits & 0xffff_0000 | 0x8000),
+                1 => [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE]
+                    [bits as usize % 6],
+                2 => f32::from_bits(bits | 0x7f80_0000),
+                _ => f32::from_bits(bits),
+            }
+        };
+        // A number below the least normal one may count as zero.
+        let numbers = std::iter::repeat_with(numbers).filter(|x| !x.is_subnormal());
+        let x: Vec<f32> = numbers.take(4096).collect();
+        for n in (0..130).chain([2047, 2048]) {
+            let expected = of(crate::simd::portable::Portable, &x, n);
+            for isa in Isa::available() {
+                let by = Arithmetic { isa, operands: Operands::Bf16 };
+                assert!(with_products!(by, s => of(s, &x, n)) == expected, "{} {n}", isa.name());
+            }
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! The operands are packed first, all tasks together, so that tasks can be as small as it takes to occupy many threads and
 //! none packs what another has packed. Within a task a panel of B stays in the L1 cache and a block of A in the L2 cache.
+use super::pack::AHEAD;
 use super::{Kernel, Mat, Part, Start};
 use crate::simd::Into;
 use crate::{Buf, Real, Shared, par, par_after};
@@ -218,7 +219,7 @@ fn packed<K: Kernel>(terms: usize) -> usize {
 
 /// The terms that are packed of one tile or panel before those of the next: a few if their lines hold many of them.
 fn steps<K: Kernel>(terms: usize, across: usize) -> impl Iterator<Item = (usize, usize)> {
-    let step = if across == 1 { K::STEP.max(16) } else { terms };
+    let step = if across == 1 { K::STEP.max(AHEAD) } else { terms };
     (0..terms).step_by(step.max(1)).map(move |first| (first, step.min(terms - first)))
 }
 

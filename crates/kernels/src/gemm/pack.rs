@@ -1,7 +1,9 @@
 //! Operands in the order in which tiles read them: panels of a few rows of A or columns of B, term after term.
 use super::Kernel;
-use crate::Real;
 use crate::simd::{MOST_LANES, Simd};
+
+/// Terms between the one that is copied and the one that is asked for, as many as are packed of one tile before the next.
+pub(super) const AHEAD: usize = 16;
 
 /// Writes a panel: element (i, p) of `width` × `terms` goes from `from + i across + p along` to `to + p step + i`. One of the
 /// two strides is 1.
@@ -21,9 +23,9 @@ pub(super) unsafe fn pack<K: Kernel>(
         || unsafe {
             match width {
                 _ if across != 1 => transposed(kernel, (width, terms), (from, across, reach), (to, step)),
-                w if w == K::PANEL => rows(K::PANEL, terms, (from, along), (to, step)),
-                w if w == K::ROWS => rows(K::ROWS, terms, (from, along), (to, step)),
-                _ => rows(width, terms, (from, along), (to, step)),
+                w if w == K::PANEL => rows(kernel, K::PANEL, terms, (from, along), (to, step)),
+                w if w == K::ROWS => rows(kernel, K::ROWS, terms, (from, along), (to, step)),
+                _ => rows(kernel, width, terms, (from, along), (to, step)),
             }
         },
     );
@@ -45,6 +47,9 @@ pub(super) unsafe fn pack_pairs<S: Simd>(
         || {
             if across == 1 {
                 for q in 0..pairs {
+                    for p in [2 * q, 2 * q + 1] {
+                        s.prefetch_far(from.wrapping_add((p + AHEAD) * along));
+                    }
                     // SAFETY: the caller's promise.
                     unsafe {
                         let row = |p: usize| std::slice::from_raw_parts(from.add(p * along), width);
@@ -87,13 +92,16 @@ pub(super) unsafe fn pack_pairs<S: Simd>(
 /// # Safety
 /// As [`pack`].
 #[inline(always)]
-unsafe fn rows<E: Real>(
+unsafe fn rows<K: Kernel>(
+    kernel: K,
     width: usize,
     terms: usize,
-    (from, along): (*const E, usize),
-    (to, step): (*mut E, usize),
+    (from, along): (*const K::E, usize),
+    (to, step): (*mut K::E, usize),
 ) {
     for p in 0..terms {
+        // Every term lies on another page, where the CPU does not look ahead by itself.
+        kernel.prefetch(from.wrapping_add((p + AHEAD) * along));
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.add(p * along), to.add(p * step), width) };
     }

@@ -6,6 +6,7 @@
 //! are sums of differences to the first pixel, so that |mean| ≫ σ loses nothing.
 use super::{Activation, Buf, Isa, Real, Shared, gelu, vectorize};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Rows of a chunk that is summed on its own.
 const ROWS: usize = 256;
@@ -290,6 +291,23 @@ impl<'a, T: Real> Gate<'a, T> {
         }
     }
 
+    /// What the gate needs for the channels of a block from `first` on, whatever the row, and what it reads of each row; where it
+    /// reads nothing that is `dy`, never looked at.
+    #[inline(always)]
+    fn block(self, first: usize, dy: &'a [T]) -> (Block<T>, Block<T>, &'a [T]) {
+        let none = [T::ZERO; BLOCK];
+        match self {
+            Gate::None => (none, none, dy),
+            Gate::Output(y) => (none, none, y),
+            Gate::Affine(affine) | Gate::Gelu(affine) => {
+                (block(&affine.scale, first), block(&affine.shift, first), dy)
+            }
+            Gate::GeluOfSum(affine, residual) => {
+                (block(&affine.scale, first), block(&affine.shift, first), residual)
+            }
+        }
+    }
+
     /// The gate's kind, as the constant that the inner loops are compiled for.
     fn kind(self) -> u8 {
         match self {
@@ -342,6 +360,23 @@ fn pass<T: Real, const KIND: u8>(g: T, x: T, scale: T, shift: T, y: T) -> T {
     if open { g } else { T::ZERO }
 }
 
+/// Channels of a block, whose sums and coefficients stay in registers while rows go by: what a loop over a short row costs beside
+/// its numbers is most of it.
+const BLOCK: usize = 16;
+/// Rows of which one block after another is summed: few enough that their lines are still in the L1 cache for the next.
+const NEAR: usize = 16;
+type Block<T> = [T; BLOCK];
+
+/// The numbers of a block from `at` on.
+#[inline(always)]
+fn block<T: Copy>(v: &[T], at: usize) -> Block<T> {
+    let v = &v[at..at + BLOCK];
+    std::array::from_fn(
+        #[inline(always)]
+        |i| v[i],
+    )
+}
+
 // The inner loops are functions of their own so that the compiler knows that their slices do not overlap.
 
 /// Adds the sums of a row.
@@ -361,45 +396,94 @@ fn sum_row<T: Real, const KIND: u8>(
     });
 }
 
-/// Adds the sums of two rows: the accumulators are loaded and stored half as often.
+/// Where numbers of a block lie: the tensor, the first channel in it and in all.
+#[derive(Clone, Copy)]
+struct Place<'a, T> {
+    x: Rows<'a, T>,
+    j: usize,
+    first: usize,
+    all: usize,
+}
+
+impl<T: Real> Place<'_, T> {
+    /// x of row `r`, and what passes the gate.
+    #[inline(always)]
+    fn gated<const KIND: u8>(
+        self,
+        r: usize,
+        dy: &[T],
+        (scale, shift, y): &(Block<T>, Block<T>, &[T]),
+    ) -> (Block<T>, Block<T>) {
+        let x = block(self.x.data, r * self.x.channels + self.j);
+        let (dy, y) = (block(dy, r * self.all + self.first), block(y, r * self.all + self.first));
+        let mut g = [T::ZERO; BLOCK];
+        for i in 0..BLOCK {
+            g[i] = pass::<T, KIND>(dy[i], x[i], scale[i], shift[i], y[i]);
+        }
+        (x, g)
+    }
+}
+
+/// Adds the sums of `rows` of a block: they stay in registers while the rows go by, two at a time.
 #[inline(always)]
-fn sum_two_rows<T: Real, const KIND: u8>(
-    [x, v]: [&[T]; 2],
-    [dy, dv]: [&[T]; 2],
-    [Row { scale, shift, y }, Row { y: z, .. }]: [Row<T>; 2],
+fn sum_block<T: Real, const KIND: u8>(
+    rows: Range<usize>,
+    at: Place<T>,
+    (dy, gate): (&[T], Gate<T>),
     mean: &[T],
     sum: &mut [T],
     product: &mut [T],
 ) {
-    each!([x, v, dy, dv, scale, shift, y, z, mean], mut [sum, product], |j| {
-        let g = pass::<T, KIND>(dy[j], x[j], scale[j], shift[j], y[j]);
-        let h = pass::<T, KIND>(dv[j], v[j], scale[j], shift[j], z[j]);
-        sum[j] += g + h;
-        product[j] += g * (x[j] - mean[j]) + h * (v[j] - mean[j]);
-    });
+    let gate = gate.block(at.first, dy);
+    let (mean, mut sums, mut products) = (block(mean, 0), block(sum, 0), block(product, 0));
+    let mut r = rows.start;
+    while r + 2 <= rows.end {
+        let ((x, g), (v, h)) = (at.gated::<KIND>(r, dy, &gate), at.gated::<KIND>(r + 1, dy, &gate));
+        for i in 0..BLOCK {
+            sums[i] += g[i] + h[i];
+        }
+        for i in 0..BLOCK {
+            products[i] += g[i] * (x[i] - mean[i]) + h[i] * (v[i] - mean[i]);
+        }
+        r += 2;
+    }
+    for r in r..rows.end {
+        let (x, g) = at.gated::<KIND>(r, dy, &gate);
+        for i in 0..BLOCK {
+            sums[i] += g[i];
+            products[i] += g[i] * (x[i] - mean[i]);
+        }
+    }
+    sum[..BLOCK].copy_from_slice(&sums);
+    product[..BLOCK].copy_from_slice(&products);
 }
 
-/// Adds the sums of rows `r0..r1` of one tensor.
+/// Adds the sums of `rows` of one tensor, the `first` of whose channels that is of `all`.
 #[inline(always)]
 fn sum_chunk<T: Real, const KIND: u8>(
-    (r0, r1): (usize, usize),
+    rows: Range<usize>,
     (x, first, all): (Rows<T>, usize, usize),
     (dy, gate): (&[T], Gate<T>),
     mean: &[T],
     sum: &mut [T],
     product: &mut [T],
 ) {
-    let c = x.channels;
-    let dy = |r: usize| &dy[r * all + first..][..c];
-    let gate = |r: usize| gate.at(r, (first, all), x.row(r));
-    let mut r = r0;
-    while r + 2 <= r1 {
-        let rows = [r, r + 1];
-        sum_two_rows::<T, KIND>(rows.map(|r| x.row(r)), rows.map(dy), rows.map(gate), mean, sum, product);
-        r += 2;
+    // A GELU's slope needs the registers itself, and outweighs what blocks save.
+    let (c, whole) = (x.channels, if KIND >= GELU { 0 } else { x.channels / BLOCK * BLOCK });
+    for r in rows.clone().step_by(NEAR) {
+        for j in (0..whole).step_by(BLOCK) {
+            let at = Place { x, j, first: first + j, all };
+            let rows = r..rows.end.min(r + NEAR);
+            sum_block::<T, KIND>(rows, at, (dy, gate), &mean[j..], &mut sum[j..], &mut product[j..]);
+        }
     }
-    for r in r..r1 {
-        sum_row::<T, KIND>(x.row(r), dy(r), gate(r), mean, sum, product);
+    if whole == c {
+        return;
+    }
+    for r in rows {
+        let (x, first) = (&x.row(r)[whole..], first + whole);
+        let (row, dy) = (gate.at(r, (first, all), x), &dy[r * all + first..]);
+        sum_row::<T, KIND>(x, dy, row, &mean[whole..], &mut sum[whole..], &mut product[whole..]);
     }
 }
 
@@ -448,6 +532,27 @@ fn add_row<T: Real, const KIND: u8>(
     });
 }
 
+/// [`add_row`] for `rows` of a block; `dx` begins with the first of them.
+#[inline(always)]
+fn add_block<T: Real, const KIND: u8>(
+    rows: Range<usize>,
+    at: Place<T>,
+    (dy, gate): (&[T], Gate<T>),
+    abd: [&[T]; 3],
+    add: bool,
+    dx: &mut [T],
+) {
+    let (gate, [a, b, d]) = (gate.block(at.first, dy), abd.map(|v| block(v, at.j)));
+    for (r, dx) in rows.zip(dx.chunks_exact_mut(at.x.channels)) {
+        let (x, g) = at.gated::<KIND>(r, dy, &gate);
+        let dx = &mut dx[at.j..at.j + BLOCK];
+        for i in 0..BLOCK {
+            let old = if add { dx[i] } else { T::ZERO };
+            dx[i] = old + (a[i] * g[i] + (b[i] * x[i] + d[i]));
+        }
+    }
+}
+
 impl<T: Real> Gradient<T> {
     /// First pass over (dy, x): the sums.
     pub fn new(isa: Isa, xs: &[Rows<T>], dy: &[T], gate: Gate<T>, with: Normalized<T>) -> Self {
@@ -464,7 +569,7 @@ impl<T: Real> Gradient<T> {
                         let (sum, product) = (&mut sum[first..][..c], &mut product[first..][..c]);
                         let mean = &mean[first..][..c];
                         let at = (x, first, all);
-                        by_kind!(gate, sum_chunk((r0, r1), at, (dy, gate), mean, sum, product));
+                        by_kind!(gate, sum_chunk(r0..r1, at, (dy, gate), mean, sum, product));
                     }
                 },
             );
@@ -549,14 +654,23 @@ impl<T: Real> Gradient<T> {
                 #[inline(always)]
                 || {
                     for ((first, x), (out, add)) in placed(xs).zip(&outs) {
-                        let c = x.channels;
+                        let (c, whole) = (x.channels, x.channels / BLOCK * BLOCK);
                         let abd = self.abd(first, c);
-                        for r in i * rows..count.min((i + 1) * rows) {
-                            // SAFETY: dx has the length of x, and every row belongs to one task.
-                            let out = unsafe { out.slice(r * c, c) };
-                            let dy = &dy[r * all + first..][..c];
-                            let row = gate.at(r, (first, all), x.row(r));
-                            by_kind!(gate, add_row(x.row(r), row, abd, dy, *add, out));
+                        let rows = i * rows..count.min((i + 1) * rows);
+                        // SAFETY: dx has the length of x, and every row belongs to one task.
+                        let out = unsafe { out.slice(rows.start * c, rows.len() * c) };
+                        for j in (0..whole).step_by(BLOCK) {
+                            let at = Place { x, j, first: first + j, all };
+                            by_kind!(gate, add_block(rows.clone(), at, (dy, gate), abd, *add, out));
+                        }
+                        if whole == c {
+                            continue;
+                        }
+                        let (first, abd) = (first + whole, abd.map(|v| &v[whole..]));
+                        for (r, out) in rows.zip(out.chunks_exact_mut(c)) {
+                            let (x, dy) = (&x.row(r)[whole..], &dy[r * all + first..]);
+                            let row = gate.at(r, (first, all), x);
+                            by_kind!(gate, add_row(x, row, abd, dy, *add, &mut out[whole..]));
                         }
                     }
                 },

@@ -151,7 +151,7 @@ fn a_folder_that_vanishes_and_a_line_that_is_half_written_are_said_and_the_page_
 fn a_click_stops_a_run_with_a_checkpoint_and_it_goes_on_to_the_same_bytes() {
     let longer = SMALL.replace(
         "train: {epochs: 3, log_every: 1, probe: true}",
-        "train: {epochs: 4000, log_every: 500, eval_every: 500, checkpoint: {every_epochs: null}}",
+        "train: {epochs: 12000, log_every: 500, eval_every: 500, checkpoint: {every_epochs: null}}",
     );
     let place = Place::new(&[("small.yaml", &longer)]);
     std::fs::create_dir(place.path("runs")).unwrap();
@@ -159,6 +159,7 @@ fn a_click_stops_a_run_with_a_checkpoint_and_it_goes_on_to_the_same_bytes() {
     let mut training = Running(place.taper(&["train", "small.yaml", "--quiet"]).spawn().unwrap());
     let key = page.until("/list?since=0", |list| {
         let run = &list["runs"][0];
+        assert_ne!(run[2], "finished", "it was not seen at work");
         (run[2] == "running" && run[3].as_u64() > Some(0)).then(|| run[0].as_str().unwrap().to_owned())
     });
     let answer = page.ask("POST", &format!("/stop?run={key}"), &(page.cookie() + "Content-Length: 0\r\n"));

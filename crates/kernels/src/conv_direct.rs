@@ -13,12 +13,12 @@ const PIXELS: usize = 96;
 /// Terms of a sum in one product: the block of `PIXELS` rows of them stays in the L2 cache.
 const TERMS: usize = 256;
 /// Columns of a task, where columns are cut, and of a task of the weight gradient.
-const COLUMNS: usize = 128;
+const COLUMNS: usize = 256;
 /// Rows of a block of the weight gradient's left-hand side, how far apart its columns lie (a power of two would put them into
 /// few sets of the L1 cache), and the blocks of a task.
-const ROWS: usize = 64;
+const ROWS: usize = 128;
 const STRIDE: usize = ROWS + 16;
-const BLOCKS: usize = 4;
+const BLOCKS: usize = 2;
 /// Tasks that a pass is cut into at least, if its shape permits, whatever the number of threads.
 pub const TASKS: usize = 64;
 
@@ -383,8 +383,9 @@ pub fn conv<T: Real, P: Product<T>>(
             let at = ((image * h_out + row) * w_out + column) * c_out + group * n + n0;
             // SAFETY: as above.
             let to = unsafe { y.slice(at, columns) };
-            for (to, sum) in to.iter_mut().zip(sums) {
-                *to = if add { *to + *sum } else { *sum };
+            match add {
+                true => to.iter_mut().zip(sums).for_each(|(to, sum)| *to += *sum),
+                false => to.copy_from_slice(sums),
             }
         }
     });

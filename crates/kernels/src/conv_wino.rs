@@ -260,15 +260,29 @@ impl<'a, const R: usize> Patch<'a, R> {
             }
         }
     }
+}
 
-    /// Asks for the channels from `c` on of the pixels from column `first` on, which need not be there.
+/// Where the pixels of the next tile lie; they need not be there. Each is asked for when its like in this tile is read or written: all
+/// at once they would wait for each other.
+#[derive(Clone, Copy)]
+struct Next {
+    first: *const f32,
+    row: usize,
+    pixel: usize,
+}
+
+impl Next {
+    /// After tile `t` of the images at `images`.
+    fn after(s: &Tiling, images: *const f32, t: usize) -> Self {
+        let (image, y, x) = s.at(t + 1);
+        let at = ((image * s.h) as isize + y) * s.w as isize + x;
+        Self { first: images.wrapping_offset(at * s.c as isize), row: s.w * s.c, pixel: s.c }
+    }
+
+    /// Asks for the channels from `c` on of pixel (r, q).
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, v: S, first: usize, c: usize) {
-        for r in 0..R {
-            for q in first..R {
-                v.prefetch(self.pixel(r, q).wrapping_add(c));
-            }
-        }
+    fn prefetch<S: Simd>(&self, v: S, r: usize, q: usize, c: usize) {
+        v.prefetch(self.first.wrapping_add(r * self.row + q * self.pixel + c));
     }
 }
 
@@ -285,21 +299,26 @@ unsafe fn transform_input<S: Simd, const T: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (patch, next) = (Patch::<T>::of(s, x, t), Patch::<T>::of(s, x, t + 1));
-    // What tiles side by side share is there.
-    let new = if next.y == patch.y { T - s.m } else { 0 };
+    let (patch, next) = (Patch::<T>::of(s, x, t), Next::after(s, x, t));
     let inside = patch.is_inside();
     v.run(
         #[inline(always)]
         || {
             for c in (c0..c1).step_by(S::LANES) {
-                next.prefetch(v, new, c);
                 // SAFETY: the caller's promise.
                 unsafe {
                     let out = if inside && c + S::LANES <= s.c {
-                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, true>(v, r, q, c), T, T)
+                        let load = |r, q| {
+                            next.prefetch(v, r, q, c);
+                            patch.load::<S, true>(v, r, q, c)
+                        };
+                        map2!(v, bt::<S, T>, load, T, T)
                     } else {
-                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, false>(v, r, q, c), T, T)
+                        let load = |r, q| {
+                            next.prefetch(v, r, q, c);
+                            patch.load::<S, false>(v, r, q, c)
+                        };
+                        map2!(v, bt::<S, T>, load, T, T)
                     };
                     to.store::<S, T>(v, c - c0, out);
                 }
@@ -321,19 +340,26 @@ unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (patch, next) = (Patch::<M>::of(s, dy, t), Patch::<M>::of(s, dy, t + 1));
+    let (patch, next) = (Patch::<M>::of(s, dy, t), Next::after(s, dy, t));
     let inside = patch.is_inside();
     v.run(
         #[inline(always)]
         || {
             for c in (c0..c1).step_by(S::LANES) {
-                next.prefetch(v, 0, c);
                 // SAFETY: the caller's promise.
                 unsafe {
                     let out = if inside && c + S::LANES <= s.c {
-                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, true>(v, r, q, c), M, T)
+                        let load = |r, q| {
+                            next.prefetch(v, r, q, c);
+                            patch.load::<S, true>(v, r, q, c)
+                        };
+                        map2!(v, a_adjoint::<S, T, M>, load, M, T)
                     } else {
-                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, false>(v, r, q, c), M, T)
+                        let load = |r, q| {
+                            next.prefetch(v, r, q, c);
+                            patch.load::<S, false>(v, r, q, c)
+                        };
+                        map2!(v, a_adjoint::<S, T, M>, load, M, T)
                     };
                     to.store::<S, T>(v, c - c0, out);
                 }
@@ -355,19 +381,19 @@ unsafe fn transform_output<S: Simd, const T: usize, const M: usize>(
     (y, into): (*mut f32, Into),
 ) {
     let (image, y0, x0) = s.at(t);
-    let next = Patch::<M>::of(s, y, t + 1);
+    let next = Next::after(s, y, t);
     // Output tiles start inside the image: only their far ends may stick out.
     let (y0, x0) = (y0 as usize, x0 as usize);
     v.run(
         #[inline(always)]
         || {
             for c in (0..s.c).step_by(S::LANES) {
-                next.prefetch(v, 0, c);
                 // SAFETY: the products of a tile are padded to whole vectors.
                 let product = |r, q| unsafe { v.load(from.add((r * T + q) * plane + c)) };
                 let o: [[S::V; M]; M] = map2!(v, at::<S, T, M>, product, T, M);
                 for r in 0..M {
                     for q in 0..M {
+                        next.prefetch(v, r, q, c);
                         let (yy, xx) = (y0 + r, x0 + q);
                         if yy < s.h && xx < s.w {
                             // SAFETY: the pixel is inside the image, and so are the channels that are left.

@@ -89,8 +89,9 @@ impl<S: Simd> Kernel for S {
     const PANEL: usize = <S as Simd>::LANES * S::SQUARE.1;
     const LANES: usize = <S as Simd>::LANES;
     const TERMS: usize = <S as Simd>::TERMS;
-    // 32 KB of f32; of pairs half as much, the same with every set for the same bits.
-    const DEPTH: usize = if 8192 / Self::PANEL < 512 && S::TERMS == 1 { 8192 / Self::PANEL } else { 512 };
+    // 64 KB of f32 with AVX-512, which come from the L2 cache in time: results that are written half as often are worth more than a
+    // panel in the L1 cache.
+    const DEPTH: usize = 512;
 
     #[inline(always)]
     fn run<R>(self, f: impl FnOnce() -> R) -> R {

@@ -215,53 +215,6 @@ impl Planes {
     }
 }
 
-/// An R × R patch of an image whose first pixel is (y, x).
-#[derive(Clone, Copy)]
-struct Patch<'a, const R: usize> {
-    s: &'a Tiling,
-    image: *const f32,
-    y: isize,
-    x: isize,
-}
-
-impl<'a, const R: usize> Patch<'a, R> {
-    /// That of tile `t` of the images at `images`.
-    fn of(s: &'a Tiling, images: *const f32, t: usize) -> Self {
-        let (image, y, x) = s.at(t);
-        Self { s, image: images.wrapping_add(image * s.h * s.w * s.c), y, x }
-    }
-
-    fn is_inside(&self) -> bool {
-        let (h, w, r) = (self.s.h as isize, self.s.w as isize, R as isize);
-        self.y >= 0 && self.x >= 0 && self.y + r <= h && self.x + r <= w
-    }
-
-    #[inline(always)]
-    fn pixel(&self, r: usize, q: usize) -> *const f32 {
-        let (y, x) = (self.y + r as isize, self.x + q as isize);
-        self.image.wrapping_offset((y * self.s.w as isize + x) * self.s.c as isize)
-    }
-
-    /// A vector of the channels from `c` on of pixel (r, q): with `WHOLE` there are as many, inside the image; else what is beyond
-    /// is zero.
-    ///
-    /// # Safety
-    /// `image` holds `h w c` floats, and `WHOLE` is true.
-    #[inline(always)]
-    unsafe fn load<S: Simd, const WHOLE: bool>(&self, v: S, r: usize, q: usize, c: usize) -> S::V {
-        let (y, x) = (self.y + r as isize, self.x + q as isize);
-        let inside = y >= 0 && x >= 0 && y < self.s.h as isize && x < self.s.w as isize;
-        // SAFETY: the pixel is inside the image, and so are the channels that are left.
-        unsafe {
-            match WHOLE {
-                true => v.load(self.pixel(r, q).add(c)),
-                false if inside => v.load_part(self.pixel(r, q).add(c), self.s.c - c),
-                false => v.zero(),
-            }
-        }
-    }
-}
-
 /// Where the pixels of the next tile lie; they need not be there. Each is asked for when its like in this tile is read or written: all
 /// at once they would wait for each other.
 #[derive(Clone, Copy)]
@@ -286,6 +239,56 @@ impl Next {
     }
 }
 
+/// An R × R patch of an image whose first pixel is (y, x).
+#[derive(Clone, Copy)]
+struct Patch<'a, const R: usize> {
+    s: &'a Tiling,
+    image: *const f32,
+    y: isize,
+    x: isize,
+    next: Next,
+}
+
+impl<'a, const R: usize> Patch<'a, R> {
+    /// That of tile `t` of the images at `images`.
+    fn of(s: &'a Tiling, images: *const f32, t: usize) -> Self {
+        let (image, y, x) = s.at(t);
+        let next = Next::after(s, images, t);
+        Self { s, image: images.wrapping_add(image * s.h * s.w * s.c), y, x, next }
+    }
+
+    fn is_inside(&self) -> bool {
+        let (h, w, r) = (self.s.h as isize, self.s.w as isize, R as isize);
+        self.y >= 0 && self.x >= 0 && self.y + r <= h && self.x + r <= w
+    }
+
+    #[inline(always)]
+    fn pixel(&self, r: usize, q: usize) -> *const f32 {
+        let (y, x) = (self.y + r as isize, self.x + q as isize);
+        self.image.wrapping_offset((y * self.s.w as isize + x) * self.s.c as isize)
+    }
+
+    /// A vector of the channels from `c` on of pixel (r, q): with `WHOLE` there are as many, inside the image; else what is beyond
+    /// is zero. Asks for its like in the next tile.
+    ///
+    /// # Safety
+    /// `image` holds `h w c` floats, and `WHOLE` is true.
+    #[inline(always)]
+    unsafe fn load<S: Simd, const WHOLE: bool>(&self, v: S, r: usize, q: usize, c: usize) -> S::V {
+        self.next.prefetch(v, r, q, c);
+        let (y, x) = (self.y + r as isize, self.x + q as isize);
+        let inside = y >= 0 && x >= 0 && y < self.s.h as isize && x < self.s.w as isize;
+        // SAFETY: the pixel is inside the image, and so are the channels that are left.
+        unsafe {
+            match WHOLE {
+                true => v.load(self.pixel(r, q).add(c)),
+                false if inside => v.load_part(self.pixel(r, q).add(c), self.s.c - c),
+                false => v.zero(),
+            }
+        }
+    }
+}
+
 /// V = Bᵀ x B of one tile, for channels `c0..c1`.
 ///
 /// # Safety
@@ -299,7 +302,7 @@ unsafe fn transform_input<S: Simd, const T: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (patch, next) = (Patch::<T>::of(s, x, t), Next::after(s, x, t));
+    let patch = Patch::<T>::of(s, x, t);
     let inside = patch.is_inside();
     v.run(
         #[inline(always)]
@@ -308,17 +311,9 @@ unsafe fn transform_input<S: Simd, const T: usize>(
                 // SAFETY: the caller's promise.
                 unsafe {
                     let out = if inside && c + S::LANES <= s.c {
-                        let load = |r, q| {
-                            next.prefetch(v, r, q, c);
-                            patch.load::<S, true>(v, r, q, c)
-                        };
-                        map2!(v, bt::<S, T>, load, T, T)
+                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, true>(v, r, q, c), T, T)
                     } else {
-                        let load = |r, q| {
-                            next.prefetch(v, r, q, c);
-                            patch.load::<S, false>(v, r, q, c)
-                        };
-                        map2!(v, bt::<S, T>, load, T, T)
+                        map2!(v, bt::<S, T>, |r, q| patch.load::<S, false>(v, r, q, c), T, T)
                     };
                     to.store::<S, T>(v, c - c0, out);
                 }
@@ -340,7 +335,7 @@ unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
     (c0, c1): (usize, usize),
     to: Planes,
 ) {
-    let (patch, next) = (Patch::<M>::of(s, dy, t), Next::after(s, dy, t));
+    let patch = Patch::<M>::of(s, dy, t);
     let inside = patch.is_inside();
     v.run(
         #[inline(always)]
@@ -349,17 +344,9 @@ unsafe fn transform_gradient<S: Simd, const T: usize, const M: usize>(
                 // SAFETY: the caller's promise.
                 unsafe {
                     let out = if inside && c + S::LANES <= s.c {
-                        let load = |r, q| {
-                            next.prefetch(v, r, q, c);
-                            patch.load::<S, true>(v, r, q, c)
-                        };
-                        map2!(v, a_adjoint::<S, T, M>, load, M, T)
+                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, true>(v, r, q, c), M, T)
                     } else {
-                        let load = |r, q| {
-                            next.prefetch(v, r, q, c);
-                            patch.load::<S, false>(v, r, q, c)
-                        };
-                        map2!(v, a_adjoint::<S, T, M>, load, M, T)
+                        map2!(v, a_adjoint::<S, T, M>, |r, q| patch.load::<S, false>(v, r, q, c), M, T)
                     };
                     to.store::<S, T>(v, c - c0, out);
                 }

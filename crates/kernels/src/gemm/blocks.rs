@@ -1,7 +1,7 @@
 //! How a product is cut into tasks: by shape alone, so that the bits of a result do not depend on the number of threads.
 //!
 //! The operands are packed first, all tasks together, so that tasks can be as small as it takes to occupy many threads and
-//! none packs what another has packed. Within a task a panel of B stays in the L1 cache and a block of A in the L2 cache.
+//! none packs what another has packed. Within a task a panel of B stays in the L1 cache, or nearly, and a block of A in the L2 cache.
 use super::pack::AHEAD;
 use super::{Kernel, Mat, Part, Start};
 use crate::simd::Into;

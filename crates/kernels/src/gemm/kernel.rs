@@ -21,8 +21,8 @@ pub trait Kernel: Copy + Debug + Send + Sync + 'static {
     /// Rows of a tile that take as long as one.
     const ROUND: usize = 1;
 
-    /// Terms summed in registers before they are added to C, at most: as many as a panel of B in the L1 cache has, and no more, so
-    /// that the rounding error stays low.
+    /// Terms summed in registers before they are added to C, at most: so many that C is seldom written, and no more, so that the
+    /// rounding error stays low.
     const DEPTH: usize;
 
     /// Calls `f`, compiled for the instruction set. Mark the closure `#[inline(always)]`, or it is compiled on its own.
@@ -89,8 +89,8 @@ impl<S: Simd> Kernel for S {
     const PANEL: usize = <S as Simd>::LANES * S::SQUARE.1;
     const LANES: usize = <S as Simd>::LANES;
     const TERMS: usize = <S as Simd>::TERMS;
-    // 64 KB of f32 with AVX-512, which come from the L2 cache in time: results that are written half as often are worth more than a
-    // panel in the L1 cache.
+    // A panel is 64 KB of f32 with AVX-512, which come from the L2 cache in time, and 32 KB with AVX2. The same with every set, so that
+    // products of pairs have the same bits.
     const DEPTH: usize = 512;
 
     #[inline(always)]

@@ -88,7 +88,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     // 6 × 4 accumulators, 4 vectors of B and a broadcast are 29 of 32 registers, and 10 loads serve 24 multiply-adds.
     const VECTORS: usize = 4;
-    // 24 accumulators, 2 vectors of B and a broadcast: 14 loads serve 24 multiply-adds, and 256 rows of B are 32 KB.
+    // 24 accumulators, 2 vectors of B and a broadcast: 14 loads serve 24 multiply-adds.
     const SQUARE: (usize, usize) = (12, 2);
 
     #[inline(always)]
